@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -148,6 +148,18 @@ def example_values(data: memoryview) -> dict[str, memoryview]:
     return out
 
 
+@dataclass(frozen=True)
+class Record:
+    """One record of a file, as it is stored."""
+
+    offset: int
+    """Where its length header starts, in (uncompressed) bytes from the file's start."""
+    data: bytes
+    """The data, checked against its CRC where that was asked for."""
+    crc: int
+    """The stored, masked CRC of the data."""
+
+
 class ShardDigest:
     """What a manifest keeps of a shard: SHA-256 over each record's length and stored CRC, records, bytes, first CRC.
 
@@ -171,6 +183,17 @@ class ShardDigest:
     def hexdigest(self) -> str:
         """The digest of the records so far."""
         return self._sha.hexdigest()
+
+
+class RawEncoder:
+    """Records that are serialized already -> framed record bytes."""
+
+    def encode(self, records: Iterator[Record], digest: ShardDigest) -> Iterator[memoryview]:
+        """The framed bytes of the records, one at a time. Their checksums are those that they have."""
+        for record in records:
+            head, crc = frame_header(len(record.data)), struct.pack("<I", record.crc)
+            digest.add(head[:8] + crc)
+            yield memoryview(b"".join((head, record.data, crc)))
 
 
 class RecordEncoder:
@@ -238,25 +261,16 @@ def _check_length(size: int) -> None:
         raise InputError(msg)
 
 
-@dataclass(frozen=True)
-class Record:
-    """One record of a file, as it is stored."""
-
-    offset: int
-    """Where its length header starts, in (uncompressed) bytes from the file's start."""
-    data: bytes
-    """The data, checked against its CRC where that was asked for."""
-    crc: int
-    """The stored, masked CRC of the data."""
-
-
-def iter_records(file: BinaryIO, name: str, *, check: bool = True) -> Iterator[Record]:
+def iter_records(
+    file: BinaryIO, name: str, *, check: bool = True, on_corrupt: Callable[[str], object] | None = None
+) -> Iterator[Record]:
     """Every record of an open, uncompressed stream.
 
     Args:
         file: positioned at the first record.
         name: what to call the file in a message.
         check: whether the data's CRC is checked (the length's always is: without it nothing can be read).
+        on_corrupt: is told of a record whose data have a wrong CRC, which comes all the same; None raises.
 
     Raises:
         DataError: a cut file, a wrong CRC or an absurd length, with file, record and byte offset.
@@ -264,19 +278,41 @@ def iter_records(file: BinaryIO, name: str, *, check: bool = True) -> Iterator[R
     offset = number = 0
     while header := read_exactly(file, HEADER_BYTES):
         place = f"{name}: record {number} at byte {offset}"
-        size = check_header(header, place)
-        body = read_exactly(file, size + 4)
-        if len(body) < size + 4:
-            msg = f"{place} is cut: its header says {size} bytes, the file ends after {len(body)} of {size + 4}."
-            raise DataError(msg)
-        crc = int.from_bytes(body[size:], "little")
-        data = body[:size]
-        if check and masked_crc(data) != crc:
-            msg = f"{place} is corrupt: the checksum of its {size} bytes of data is wrong."
-            raise DataError(msg)
-        yield Record(offset, data, crc)
-        offset += FRAME_BYTES + size
+        record, right = _read_body(file, header, offset, place, check=check)
+        if not right:
+            msg = f"{place} is corrupt: the checksum of its {len(record.data)} bytes of data is wrong."
+            if on_corrupt is None:
+                raise DataError(msg)
+            on_corrupt(msg)
+        yield record
+        offset += FRAME_BYTES + len(record.data)
         number += 1
+
+
+def read_record(file: BinaryIO, offset: int, place: str) -> Record:
+    """The record whose length header starts at a place in an open, uncompressed, seekable file.
+
+    Raises:
+        DataError: it is cut or corrupt; the message starts with ``place``.
+    """
+    file.seek(offset)
+    place = f"{place} at byte {offset}"
+    record, right = _read_body(file, read_exactly(file, HEADER_BYTES), offset, place, check=True)
+    if not right:
+        msg = f"{place} is corrupt: the checksum of its {len(record.data)} bytes of data is wrong."
+        raise DataError(msg)
+    return record
+
+
+def _read_body(file: BinaryIO, header: bytes, offset: int, place: str, *, check: bool) -> tuple[Record, bool]:
+    """What follows a header, and whether its checksum is right (or was not asked for)."""
+    size = check_header(header, place)
+    body = read_exactly(file, size + 4)
+    if len(body) < size + 4:
+        msg = f"{place} is cut: its header says {size} bytes, the file ends after {len(body)} of {size + 4}."
+        raise DataError(msg)
+    record = Record(offset, body[:size], int.from_bytes(body[size:], "little"))
+    return record, not check or masked_crc(record.data) == record.crc
 
 
 def check_header(header: bytes, place: str) -> int:
@@ -311,20 +347,21 @@ def read_exactly(file: BinaryIO, size: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def count_records(file: BinaryIO, name: str, size: int) -> int:
-    """The number of records of an open, seekable, uncompressed file of ``size`` bytes, by its length headers alone.
+def record_offsets(file: BinaryIO, name: str, size: int) -> list[int]:
+    """Where the records of an open, seekable, uncompressed file of ``size`` bytes start, by their length headers alone.
 
     Raises:
         DataError: a header that is cut or corrupt, or a record that reaches past the end.
     """
-    offset = number = 0
+    starts: list[int] = []
+    offset = 0
     while offset < size:
-        place = f"{name}: record {number} at byte {offset}"
+        place = f"{name}: record {len(starts)} at byte {offset}"
         file.seek(offset)
         length = check_header(read_exactly(file, HEADER_BYTES), place)
+        starts.append(offset)
         offset += FRAME_BYTES + length
         if offset > size:
             msg = f"{place} is cut: its header says {length} bytes, the file ends {offset - size} bytes too early."
             raise DataError(msg)
-        number += 1
-    return number
+    return starts

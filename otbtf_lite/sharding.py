@@ -107,6 +107,20 @@ def plan_shards(n_samples: int, n_samples_per_shard: int, drop_remainder: bool) 
     return ShardPlan(tuple(counts), rest if drop_remainder else 0)
 
 
+def plan_equal_shards(n_samples: int, n_shards: int) -> ShardPlan:
+    """That many shards, whose sizes differ by one at most; the larger ones come first.
+
+    Raises:
+        InputError: no shards, or fewer samples than shards.
+    """
+    if isinstance(n_shards, bool) or not isinstance(n_shards, int | np.integer) or n_shards < 1:
+        raise InputError(f"The number of shards must be an integer of at least 1, got {n_shards!r}.")
+    if n_samples < n_shards:
+        raise InputError(f"{n_samples} samples can't fill {n_shards} shards: ask for at most {n_samples}.")
+    each, more = divmod(int(n_samples), int(n_shards))
+    return ShardPlan((each + 1,) * more + (each,) * (int(n_shards) - more), 0)
+
+
 @dataclass(frozen=True)
 class WorkerTrim:
     """What is left of the shards so that every worker gets as many samples as any other."""

@@ -36,13 +36,14 @@ from otbtf_lite.manifest import (
     load_journal,
 )
 from otbtf_lite.progress import bar
-from otbtf_lite.records import RecordEncoder, ShardDigest
-from otbtf_lite.schema import Sample, Schema, dtype_name
+from otbtf_lite.records import RawEncoder, RecordEncoder, ShardDigest
+from otbtf_lite.schema import Schema, dtype_name
 from otbtf_lite.storage import Directory, FileWriter, WriteLock, temporary_name
 
 if TYPE_CHECKING:
     from otbtf_lite.grid import Positions
 
+_SHOWN = 60  # characters of a setting in a message
 _MEMBERS = ("size", "output_types", "output_shapes", "read_one_sample")
 
 
@@ -54,7 +55,7 @@ class Pass:
     """What every sample looks like."""
     size: int
     """Number of samples."""
-    samples: Callable[[int], Iterator[Sample]]
+    samples: Callable[[int], Iterator[Any]]
     """The samples from a place in the order on; closing the iterator lets go of what it holds."""
     seed: int | None = None
     """The seed of the order; None where the source has an order of its own."""
@@ -66,6 +67,10 @@ class Pass:
     """What was left out before and why: counts by reason."""
     positions: Positions | None = None
     """Where the samples are, in the same order, where they come from places."""
+    with_seed: Callable[[int], Pass] | None = None
+    """The same pass in the order of another seed, where the one there is was not asked for by anyone."""
+    raw: bool = False
+    """Whether ``samples`` gives :class:`~otbtf_lite.records.Record`, which are written as they are."""
 
 
 def pass_over(dataset: Any) -> Pass:
@@ -89,7 +94,7 @@ def pass_over(dataset: Any) -> Pass:
     shapes = {key: list(shape) for key, shape in dataset.output_shapes.items()}
     schema = Schema.from_otbtf(types, shapes, type(dataset).__name__)
 
-    def samples(start: int) -> Iterator[Sample]:
+    def samples(start: int) -> Iterator[Any]:
         if start:
             raise InputError(f"{type(dataset).__name__} can only be read from its start, so it can't be resumed.")
         for _ in range(int(dataset.size)):
@@ -106,8 +111,7 @@ def _type_name(dtype: Any) -> str:
 def write_records(
     directory: Directory,
     source: Pass,
-    n_samples_per_shard: int,
-    drop_remainder: bool,
+    plan: sharding.ShardPlan,
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -115,12 +119,29 @@ def write_records(
     codecs: Mapping[str, str] | None = None,
     progress: bool | None = None,
 ) -> Manifest:
-    """Writes one pass over a source and commits it. Arguments as :meth:`otbtf_lite.TFRecords.ds2tfrecord`."""
+    """Writes one pass over a source and commits it.
+
+    Args:
+        directory: where to write.
+        source: what to write.
+        plan: how many records each shard gets, as made for ``source.size``.
+        overwrite: as for :meth:`otbtf_lite.TFRecords.ds2tfrecord`, like all that follow.
+        resume: the same.
+        compression: the same.
+        codecs: the same.
+        progress: the same.
+
+    Returns:
+        The manifest, as committed.
+
+    Raises:
+        InputError: as there.
+        DataError: as there.
+    """
     if overwrite and resume:
         raise InputError("overwrite and resume exclude each other: one throws away what the other goes on from.")
     if compression not in COMPRESSIONS:
         raise InputError(f"compression must be one of {', '.join(map(repr, COMPRESSIONS))}, got {compression!r}.")
-    plan = sharding.plan_shards(source.size, n_samples_per_shard, drop_remainder)
     schema = source.schema.with_codecs(codecs)
     for name, feature in schema.items():
         get_codec(feature.codec).check(name, feature)
@@ -129,7 +150,7 @@ def write_records(
     remainder = {"remainder": plan.dropped} if plan.dropped else {}
     dropped = checked_details({**source.dropped, **remainder}, directory.url)
     details = checked_details(source.details, directory.url)
-    job = _Job(directory, source, schema, plan, compression, int(n_samples_per_shard), details, dropped, progress)
+    job = _Job(directory, source, schema, plan, compression, details, dropped, progress)
     return job.run(overwrite=overwrite, resume=resume)
 
 
@@ -140,7 +161,6 @@ class _Job:
     schema: Schema
     plan: sharding.ShardPlan
     compression: str | None
-    n_samples_per_shard: int
     details: Mapping[str, Any]
     dropped: Mapping[str, Any]
     progress: bool | None
@@ -152,6 +172,8 @@ class _Job:
             with WriteLock(self.directory):
                 self._check_free(overwrite=overwrite, resume=resume)
                 known = load_journal(self.directory) if resume else None
+                if known is not None:
+                    self._take_seed(known)
                 if isinstance(known, Manifest):
                     # Everything was written; only the last rename is missing.
                     self._check_settings(self._settings_of(known))
@@ -194,7 +216,7 @@ class _Job:
                     self._clear(keep=None)
                 raise
         manifest = Manifest(
-            self.schema, tuple(shards), self.compression, self.source.seed, self.n_samples_per_shard,
+            self.schema, tuple(shards), self.compression, self.source.seed, max(self.plan.counts),
             self.dropped, self.details, _versions(self.compression),
         )  # fmt: skip
         commit(self.directory, manifest)
@@ -203,12 +225,12 @@ class _Job:
     def _start(self, shard: int) -> int:
         return sum(self.plan.counts[:shard])
 
-    def _checked(self, start: int) -> Iterator[Sample]:
+    def _checked(self, start: int) -> Iterator[Any]:
         samples = self.source.samples(start)
         number = start
         try:
             for sample in itertools.islice(samples, self.plan.n_samples - start):
-                yield self.schema.check(sample, f"sample {number}")
+                yield sample if self.source.raw else self.schema.check(sample, f"sample {number}")
                 number += 1
         finally:
             close = getattr(samples, "close", None)
@@ -218,7 +240,7 @@ class _Job:
             raise DataError(f"The source ended after {number} samples where it had promised {self.source.size}.")
 
     def _write_shards(self, done: dict[int, Shard], stream: _Stream) -> list[Shard]:
-        encoder = RecordEncoder(self.schema)
+        encoder = RawEncoder() if self.source.raw else RecordEncoder(self.schema)
         shards = []
         with bar(self.plan.n_samples, "writing", "sample", self.progress) as shown:
             for index, count in enumerate(self.plan.counts):
@@ -233,7 +255,7 @@ class _Job:
         return shards
 
     def _write_shard(
-        self, index: int, count: int, encoder: RecordEncoder, stream: Iterator[Sample], shown: Any
+        self, index: int, count: int, encoder: RecordEncoder | RawEncoder, stream: Iterator[Any], shown: Any
     ) -> Shard:
         name = sharding.shard_name(index)
         digest = ShardDigest()
@@ -279,7 +301,7 @@ class _Job:
         return {
             "schema": self.schema.to_json(),
             "n_samples": self.plan.n_samples,
-            "n_samples_per_shard": self.n_samples_per_shard,
+            "n_samples_per_shard": max(self.plan.counts),
             "compression": self.compression,
             "seed": self.source.seed,
             **self.details,
@@ -296,13 +318,23 @@ class _Job:
             **manifest.details,
         }
 
+    def _take_seed(self, known: Journal | Manifest) -> None:
+        """Goes on with the seed that the run began with, where this one's was merely drawn."""
+        begun = known.seed if isinstance(known, Manifest) else known.settings.get("seed")
+        if self.source.with_seed is not None and isinstance(begun, int) and begun != self.source.seed:
+            self.source = self.source.with_seed(begun)
+
     def _check_settings(self, known: Mapping[str, Any]) -> None:
         mine = self._settings()
-        differing = sorted(k for k in mine.keys() | known.keys() if mine.get(k) != known.get(k))
+        differing = [
+            f"{key} (then {_short(known.get(key))}, now {_short(mine.get(key))})"
+            for key in sorted(mine.keys() | known.keys())
+            if mine.get(key) != known.get(key)
+        ]
         if differing:
             raise InputError(
-                f"{self.directory.url} was begun with other settings, so it can't be resumed:"
-                f" other {', '.join(differing)}."
+                f"{self.directory.url} was begun with other settings, so it can't be resumed: other"
+                f" {', '.join(differing)}."
             )
 
     def _checked_shards(self, journal: Journal) -> dict[int, Shard]:
@@ -321,13 +353,18 @@ class _Job:
         return done
 
 
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 class _Stream:
     """Samples from any place on. The first one is read at once, so that its errors come before anything is touched."""
 
-    def __init__(self, open_at: Callable[[int], Iterator[Sample]]) -> None:
+    def __init__(self, open_at: Callable[[int], Iterator[Any]]) -> None:
         self._open_at = open_at
-        self._samples: Iterator[Sample] = iter(())
-        self._first: Sample | None = None
+        self._samples: Iterator[Any] = iter(())
+        self._first: Any = None
         self._at = -1
 
     def seek(self, start: int) -> None:
@@ -337,10 +374,10 @@ class _Stream:
             self._first = next(self._samples, None)
             self._at = start
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Sample:
+    def __next__(self) -> Any:
         first, self._first = self._first, None
         sample = next(self._samples) if first is None else first
         self._at += 1

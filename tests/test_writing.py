@@ -19,11 +19,14 @@ from otbtf_lite.errors import DataError, InputError
 from otbtf_lite.manifest import JOURNAL, MANIFEST, Journal, load_journal, load_manifest
 from otbtf_lite.records import decode_example, iter_records
 from otbtf_lite.schema import Feature, Sample, Schema
+from otbtf_lite.sharding import plan_shards
+from otbtf_lite.shards import open_shard
 from otbtf_lite.storage import Directory, WriteLock
-from otbtf_lite.verify import open_shard, shard_faults
+from otbtf_lite.verify import shard_faults
 from otbtf_lite.writing import Pass, pass_over, write_records
 
 SCHEMA = Schema({"x": Feature("float32", (3, 3, 2)), "n": Feature("int64", ())})
+PLAN = plan_shards(23, 5, drop_remainder=False)
 PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -63,7 +66,7 @@ def failing(at: int, error: BaseException) -> Callable[[int], Sample]:
 
 
 def write(folder: Path, given: Pass, per_shard: int = 5, drop: bool = False, **options: Any) -> None:
-    write_records(Directory(folder), given, per_shard, drop, **options)
+    write_records(Directory(folder), given, plan_shards(given.size, per_shard, drop), **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -153,7 +156,7 @@ def test_a_damaged_compressed_shard_is_told(tmp_path: Path) -> None:
         (b"", "bytes where the manifest says"),
     ):
         (tmp_path / "1.records").write_bytes(change)
-        (fault,) = shard_faults(Directory(tmp_path), manifest.shards[1], manifest.schema, "ZLIB")
+        fault = shard_faults(Directory(tmp_path), manifest.shards[1], manifest.schema, "ZLIB")[0]
         assert message in fault
 
 
@@ -585,14 +588,14 @@ def test_remote_directories_are_written_read_and_resumed(
         return {name: directory.read(name, 1 << 20) for name in directory.names()}
 
     with pytest.raises(ZeroDivisionError):
-        write_records(directory, source(make=failing(12, ZeroDivisionError())), 5, False)  # noqa: FBT003  # OTBTF's
+        write_records(directory, source(make=failing(12, ZeroDivisionError())), PLAN)
     assert set(found()) == {"0.records", "1.records", JOURNAL}
-    write_records(directory, source(), 5, False, resume=True)  # noqa: FBT003
+    write_records(directory, source(), PLAN, resume=True)
     assert found() == whole
-    write_records(directory, source(), 5, False, overwrite=True)  # noqa: FBT003
+    write_records(directory, source(), PLAN, overwrite=True)
     assert found() == whole
     with pytest.raises(DataError, match="already holds 8 files"):
-        write_records(directory, source(), 5, False)  # noqa: FBT003
+        write_records(directory, source(), PLAN)
 
 
 def test_progress_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
