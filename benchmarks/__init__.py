@@ -1,0 +1,1 @@
+"""Speed, measured side by side: ``python -m benchmarks`` prints ratios of medians from one interleaved run."""
