@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from otbtf_lite.errors import DataError, InputError
 from otbtf_lite.footprints import Footprints
-from otbtf_lite.grid import Positions
+from otbtf_lite.grid import Positions, concat_positions
 from otbtf_lite.handles import Handles, thread_count
 from otbtf_lite.schema import Sample, Schema
 from otbtf_lite.stats import BandStats
@@ -402,7 +402,7 @@ class ConcatReader(PatchesReaderBase):
             raise InputError("ConcatReader needs at least one reader.")
         self._starts = [0, *itertools.accumulate(reader.get_size() for reader in self.readers)]
         self._check_schemas()
-        self._positions = _joined([reader.positions for reader in self.readers])
+        self._positions = concat_positions([reader.positions for reader in self.readers])
 
     def _check_schemas(self) -> None:
         filled = [number for number, reader in enumerate(self.readers) if reader.get_size()]
@@ -468,19 +468,3 @@ class ConcatReader(PatchesReaderBase):
         """Close all readers."""
         for reader in self.readers:
             reader.close()
-
-
-def _joined(parts: Sequence[Positions | None]) -> Positions | None:
-    """Positions one after the other; None unless all are there and of one CRS."""
-    known = [part for part in parts if part is not None]
-    classes = {part.classes for part in known if part.label is not None} or {None}
-    if len(classes) > 1:
-        raise InputError(f"Labels of these readers stand for different classes: {sorted(map(str, classes))}.")
-    if len(known) < len(parts) or len({part.crs for part in known}) > 1:
-        return None
-    columns = {}
-    for name in ("label", "split", "weight"):
-        values = [getattr(part, name) for part in known]
-        columns[name] = None if any(value is None for value in values) else np.concatenate(values)
-    x, y = (np.concatenate([getattr(part, axis) for part in known]) for axis in ("x", "y"))
-    return Positions(x, y, known[0].crs, classes=classes.pop(), **columns)
