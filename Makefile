@@ -12,8 +12,8 @@ export VENV PYTHON
 READY := $(VENV)/.ready$(subst /,_,$(PYTHON))
 RUN := $(VENV)/bin/python
 
-# Errors only: TensorFlow greets on standard error, and warns of GPUs that most machines don't have.
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+# TensorFlow greets on standard error, and takes a machine without a GPU for an error; exceptions come all the same.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help

@@ -30,7 +30,7 @@ OPTIONAL = {
 # Linters are pinned to a minor release: a new one brings new rules, and `select = ["ALL"]` would take them at once.
 DEVELOPMENT = {
     "docs": ["mkdocs>=1.6,<2"],
-    "dev": ["pytest>=8", "hypothesis>=6.131", "ruff==0.17.*", "mypy==2.4.*"],
+    "dev": ["pytest>=8", "hypothesis>=6.131", "ruff==0.17.*", "mypy==2.4.*", "tensorboard"],
 }
 
 setup(
