@@ -6,37 +6,31 @@ rasters and settles every position; :func:`convert` then reads and writes.
 
 from __future__ import annotations
 
-import inspect
+import logging
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
+from otbtf_lite import recipe as recipes
 from otbtf_lite import sampling, sharding
-from otbtf_lite.dataset import DatasetFromRasters, RandomIterator, SequentialIterator
+from otbtf_lite.dataset import Dataset
 from otbtf_lite.errors import DataError, InputError
 from otbtf_lite.grid import Positions
-from otbtf_lite.raster import RasterSource
-from otbtf_lite.schema import nearest
+from otbtf_lite.iterators import BlockIterator, SequentialIterator, chunk_length
+from otbtf_lite.manifest import Journal, load_journal, load_manifest
+from otbtf_lite.raster import RasterSource, block_cache
+from otbtf_lite.readers import RasterPatchesReader
+from otbtf_lite.recipe import SECTIONS, load_recipe, refuse_unknown, table_of
 from otbtf_lite.storage import Directory
 from otbtf_lite.tfrecords import TFRecords
+from otbtf_lite.vector import burned_classes
+from otbtf_lite.writing import check_free
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+__all__ = ["Output", "Plan", "begun_seed", "convert", "load_recipe", "plan"]
 
-_METHODS: Mapping[str, Callable[..., Positions]] = {
-    name: getattr(sampling, name)
-    for name in ("on_grid", "at_random", "from_vector", "from_labels", "balanced")
-    if hasattr(sampling, name)
-}
-_SECTIONS = ("seed", "output", "sources", "positions", "splits")
-_PATH_ARGUMENTS = ("mask", "labels", "vector")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,8 @@ class Output:
     codecs: Mapping[str, str] = field(default_factory=dict)
     """Codec names by source."""
     shuffle: bool = True
-    """Write in an order drawn from the seed; False keeps the order of the positions."""
+    """Write region by region, these and the samples of each in an order drawn from the seed
+    (:class:`~otbtf_lite.dataset.BlockIterator`); False keeps the order of the positions."""
     label_key: str | None = None
     """Key under which a position's class enters each sample."""
 
@@ -74,7 +69,8 @@ class Plan:
     seed: int
     """The recipe's seed, or the one drawn where it has none."""
     sampling: Mapping[str, Any]
-    """The recipe's ``positions`` and ``splits``, for the manifest."""
+    """For the manifest: the recipe's ``positions`` and ``splits``, and under ``burned`` the sources burned from
+    polygons with the names of their classes."""
 
     @property
     def n_samples(self) -> int:
@@ -82,28 +78,34 @@ class Plan:
         return sum(len(positions) for positions in self.positions.values())
 
 
-def load_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The recipe in a TOML file.
+def begun_seed(output_dir: str | os.PathLike[str]) -> int | None:
+    """The seed with which a conversion into a directory was begun; None where nothing is there.
 
     Raises:
-        DataError: the file can't be read or is not TOML.
+        DataError: a journal or a manifest there is not valid.
     """
-    where = os.fspath(path)
-    try:
-        with Path(where).open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise DataError(f"Could not read the recipe {where}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"The recipe {where} is not valid TOML: {error}.") from error
+    base = Directory(output_dir)
+    for directory in (base, *(Directory(base.path(name)) for name in base.names())):
+        if not directory.is_dir():
+            continue
+        known = load_journal(directory) or load_manifest(directory)
+        seed = known.settings.get("seed") if isinstance(known, Journal) else known.seed if known is not None else None
+        if isinstance(seed, int):
+            return seed
+    return None
 
 
-def plan(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
+@block_cache()
+def plan(recipe: str | os.PathLike[str] | Mapping[str, Any], *, seed: int | None = None) -> Plan:
     """Settles every position of a recipe.
+
+    A source with a ``vector`` is burned into the file that its ``paths`` names, anew each time: a label raster that can
+    be looked at, and that the manifest describes as any other source.
 
     Args:
         recipe: a TOML file, whose paths are relative to it, or the same as a dict, whose paths are relative to the
             working directory.
+        seed: of a recipe that has none; None draws one.
 
     Raises:
         InputError: unknown keys, missing ones, values that do not fit, or no position left.
@@ -113,20 +115,27 @@ def plan(recipe: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
         data, base, where = dict(recipe), "", "the recipe"
     else:
         data, base, where = load_recipe(recipe), str(Path(recipe).parent), os.fspath(recipe)
-    _refuse_unknown(data, _SECTIONS, where)
-    seed = sharding.check_seed(data.get("seed"))
-    output = _build(Output, _table(data, "output", where), f"{where}: [output]")
-    sources = _sources(_table(data, "sources", where), base, where)
-    drawn, snap = _draw(_table(data, "positions", where), sources, seed, base, where)
-    kept, rejections = sampling.select(drawn, sources, snap=snap)
+    refuse_unknown(data, SECTIONS, where)
+    seed = sharding.check_seed(data.get("seed", seed))
+    output = recipes.build(Output, table_of(data, "output", where), f"{where}: [output]")
+    sources = recipes.sources(table_of(data, "sources", where), base, where)
+    drawn, selecting = recipes.draw(table_of(data, "positions", where), sources, seed, base, where)
+    kept, rejections = sampling.select(drawn, sources, **selecting)
     splits, lost = {"": kept}, 0
     if "splits" in data:
-        splits = _split(_table(data, "splits", where), kept, sources, seed, where)
+        splits = recipes.split(table_of(data, "splits", where), kept, sources, seed, base, where)
         lost = len(kept) - sum(map(len, splits.values()))
     settings: dict[str, Any] = {key: data[key] for key in ("positions", "splits") if key in data}
+    burned = {
+        key: {**table, "classes": {str(k): name for k, name in (burned_classes(sources[key].paths[0]) or {}).items()}}
+        for key, table in data["sources"].items()
+        if "vector" in table
+    }
+    settings.update({"burned": burned} if burned else {})
     return Plan(sources, splits, rejections, lost, output, seed, settings)
 
 
+@block_cache()
 def convert(
     plan: Plan,
     output_dir: str | os.PathLike[str],
@@ -137,6 +146,10 @@ def convert(
     progress: bool | None = None,
 ) -> dict[str, TFRecords]:
     """Reads the patches of a plan and writes its directories, each under ``output_dir``.
+
+    The positions that were rejected are saved too, with source and reason: as ``rejected.gpkg`` in ``output_dir`` where
+    that holds the splits' directories. Without splits it is a directory of records, which holds nothing else: then the
+    file lies beside it, ``<output_dir>.rejected.gpkg``. Remote directories (``gs://``) get none.
 
     Args:
         plan: what to read.
@@ -154,6 +167,7 @@ def convert(
         DataError: a directory that holds a data set already, or a raster that can't be read.
     """
     base = Directory(output_dir)
+    _check_names(plan.positions)
     written: dict[str, TFRecords] = {}
     jobs = {}
     for name, positions in plan.positions.items():
@@ -163,22 +177,50 @@ def convert(
             raise InputError(f"{name or 'The data set'}: {error}") from error
         records = TFRecords(base.path(name) if name else base.url)
         written[name] = records
-        if not (resume and Directory(records.dirpath).is_dir() and _finished(records)):
-            jobs[name] = records
-    for name, records in jobs.items():
-        with DatasetFromRasters(
-            plan.sources, plan.positions[name], seed=plan.seed, threads=threads, label_key=plan.output.label_key,
-            iterator_cls=RandomIterator if plan.output.shuffle else SequentialIterator,
-        ) as dataset:  # fmt: skip
+        place = Directory(records.dirpath)
+        begun = resume and bool(place.names())
+        if not (begun and _finished(records)):
+            # All are asked before the first is written: half of the splits is no use to anyone.
+            check_free(place, overwrite=overwrite, resume=begun)
+            jobs[name] = records, begun
+    for name, (records, begun) in jobs.items():
+        reader = RasterPatchesReader(
+            plan.sources, plan.positions[name], threads=threads, label_key=plan.output.label_key
+        )
+        iterator_cls = BlockIterator if plan.output.shuffle else SequentialIterator
+        with Dataset(reader, chunk_length(reader), iterator_cls, seed=plan.seed) as dataset:
             dataset.details["sampling"] = {**plan.sampling, **({"split": name} if name else {})}
             dataset.dropped.update({"rejected": plan.rejections.counts()} if len(plan.rejections) else {})
             dataset.dropped.update({"between_splits": plan.lost_between_splits} if plan.lost_between_splits else {})
-            begun = resume and Directory(records.dirpath).is_dir() and bool(Directory(records.dirpath).names())
             records.ds2tfrecord(
                 dataset, plan.output.samples_per_shard, plan.output.drop_remainder, overwrite=overwrite, resume=begun,
                 compression=plan.output.compression, codecs=plan.output.codecs, progress=progress,
             )  # fmt: skip
+    _save_rejections(plan, base)
     return written
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Splits become directories: each a plain name, and no two that a file system may take for one."""
+    known: dict[str, str] = {}
+    for name in names:
+        if name and (name.startswith(".") or any(sign in name for sign in "/\\:") or not name.isprintable()):
+            raise InputError(f"A split named {name!r} can't be a directory's name: use letters, digits, - and _.")
+        if name.lower() in known:
+            raise InputError(f"The splits {known[name.lower()]!r} and {name!r} differ only in case: rename one.")
+        known[name.lower()] = name
+
+
+def _save_rejections(plan: Plan, base: Directory) -> None:
+    if base.remote:
+        _log.info("%s is remote: the rejected positions are not saved.", base.url)
+        return
+    has_splits = "" not in plan.positions
+    file = Path(base.path("rejected.gpkg") if has_splits else f"{base.url.rstrip(os.sep)}.rejected.gpkg")
+    if len(plan.rejections):
+        plan.rejections.write(file)
+    else:
+        file.unlink(missing_ok=True)  # of another recipe
 
 
 def _finished(records: TFRecords) -> bool:
@@ -186,100 +228,3 @@ def _finished(records: TFRecords) -> bool:
         return records.manifest is not None
     except DataError:  # unfinished: that is what resume is for
         return False
-
-
-def _sources(table: Mapping[str, Any], base: str, where: str) -> dict[str, RasterSource]:
-    if not table:
-        raise InputError(f"{where} names no sources: it needs at least one table such as [sources.xs].")
-    out = {}
-    for key, value in table.items():
-        settings = dict(_mapping(value, f"{where}: [sources.{key}]"))
-        if "paths" in settings:
-            paths = settings["paths"]
-            settings["paths"] = [str(Path(base, str(p))) for p in ([paths] if isinstance(paths, str) else paths)]
-        out[key] = _build(RasterSource, settings, f"{where}: [sources.{key}]")
-    return out
-
-
-def _draw(
-    table: Mapping[str, Any], sources: Mapping[str, RasterSource], seed: int, base: str, where: str
-) -> tuple[Positions, Literal["coarsest"] | None]:
-    settings = dict(table)
-    place = f"{where}: [positions]"
-    method = settings.pop("method", None)
-    snap = _snap(settings.pop("snap", "coarsest"), place)
-    if method not in _METHODS:
-        raise InputError(
-            f"{place} needs method, one of {', '.join(map(repr, _METHODS))}; got {method!r}"
-            f"{nearest(str(method), _METHODS)}."
-        )
-    draw = _METHODS[method]
-    takes = inspect.signature(draw).parameters
-    _refuse_unknown(settings, [name for name in takes if name not in ("source", "seed")], place)
-    for name in _PATH_ARGUMENTS:
-        value = settings.get(name)
-        if isinstance(value, str):
-            settings[name] = sources.get(value) or str(Path(base, value))
-    if "seed" in takes:
-        settings["seed"] = seed
-    for name in ("patch_size", "stride", "offset"):
-        if isinstance(settings.get(name), list):
-            settings[name] = tuple(settings[name])
-    return _call(draw, (next(iter(sources.values())),), settings, place), snap
-
-
-def _snap(value: object, where: str) -> Literal["coarsest"] | None:
-    if value == "coarsest":
-        return "coarsest"
-    if value == "none":  # TOML has no null
-        return None
-    raise InputError(f'{where}: snap must be "coarsest" or "none", got {value!r}.')
-
-
-def _split(
-    table: Mapping[str, Any], positions: Positions, sources: Mapping[str, RasterSource], seed: int, where: str
-) -> dict[str, Positions]:
-    settings = dict(table)
-    place = f"{where}: [splits]"
-    takes = [
-        name for name in inspect.signature(sampling.split).parameters if name not in ("positions", "sources", "seed")
-    ]
-    _refuse_unknown(settings, takes, place)
-    if "fractions" not in settings:
-        raise InputError(f"{place} needs fractions, such as fractions = {{train = 0.8, valid = 0.2}}.")
-    kept = _call(sampling.split, (positions, sources), {**settings, "seed": seed}, place)
-    names = np.asarray(kept.split)
-    return {str(name): kept[names == name] for name in settings["fractions"]}
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...], settings: Mapping[str, Any], where: str) -> Any:
-    try:
-        inspect.signature(function).bind(*args, **settings)
-    except TypeError as error:
-        raise InputError(f"{where}: {error}.") from error
-    return function(*args, **settings)
-
-
-def _build(cls: Callable[..., Any], settings: Mapping[str, Any], where: str) -> Any:
-    known = list(inspect.signature(cls).parameters)
-    _refuse_unknown(settings, known, where)
-    lists = {
-        key: tuple(value) if isinstance(value, list) and key != "paths" else value for key, value in settings.items()
-    }
-    return _call(cls, (), lists, where)
-
-
-def _table(data: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    return _mapping(data.get(key, {}), f"{where}: [{key}]")
-
-
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where} must be a table, got {value!r}.")
-    return value
-
-
-def _refuse_unknown(settings: Mapping[str, Any], known: Any, where: str) -> None:
-    for key in settings:
-        if key not in known:
-            raise InputError(f"{where} has no key {key!r}{nearest(key, known)}. The keys are {', '.join(known)}.")

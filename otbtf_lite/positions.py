@@ -78,6 +78,14 @@ class Positions:
         """How many positions there are."""
         return len(self.x)
 
+    def class_counts(self) -> dict[str, int]:
+        """How many positions each class has, by its name, or its number where it has none; empty without labels."""
+        if self.label is None:
+            return {}
+        found, counts = np.unique(self.label, return_counts=True)
+        names = [str(label) if self.classes is None else self.classes[label] for label in found.tolist()]
+        return dict(zip(names, counts.tolist(), strict=True))
+
     def __getitem__(self, chosen: slice | npt.ArrayLike) -> Positions:
         """The positions that a mask, indices or a slice choose; always Positions, also for one index."""
         if not isinstance(chosen, slice):

@@ -1,4 +1,4 @@
-"""Where patches are taken: positions on a grid or at random, which of them can be used, and how they are split.
+"""Where patches are taken: on a grid, at random, by class; which positions can be used, and how they are split.
 
 Positions are centres of pixels of a source, chosen so that the footprint rule (a patch starts ``size // 2`` before the
 position's pixel, see :meth:`otbtf_lite.grid.Grid.footprint_window`) gives the wanted patch back exactly.
@@ -8,30 +8,48 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from otbtf_lite.balance import balanced
+from otbtf_lite.classdraw import CLASS_STRATEGIES, ClassStrategy, Quota, class_quotas, tiles
 from otbtf_lite.errors import InputError
-from otbtf_lite.footprints import locate
 from otbtf_lite.grid import Grid, Positions, Window, rows_cols
-from otbtf_lite.raster import RasterReader, RasterSource
+from otbtf_lite.labelled import ClassStatistics, class_statistics, from_labels, from_vector, groups_of, patch_area
+from otbtf_lite.lookup import Lookup
+from otbtf_lite.raster import RasterSource
 from otbtf_lite.selection import REASONS, Reason, Rejections, select
 from otbtf_lite.sharding import generator
 from otbtf_lite.splits import split
 
-__all__ = ["REASONS", "Reason", "Rejections", "at_random", "on_grid", "select", "split"]
+__all__ = [
+    "CLASS_STRATEGIES",
+    "REASONS",
+    "ClassStatistics",
+    "ClassStrategy",
+    "Quota",
+    "Reason",
+    "Rejections",
+    "at_random",
+    "balanced",
+    "class_quotas",
+    "class_statistics",
+    "from_labels",
+    "from_vector",
+    "groups_of",
+    "on_grid",
+    "select",
+    "split",
+]
 
 Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Draw = Callable[[Ints], tuple[Ints, Ints]]
 """Rows and columns of the allowed pixels of those numbers."""
 
 _RANDOM_STREAM = 0x72616E646F6D  # keeps these draws apart from other uses of one seed
-_TILE = 1024  # pixels of the source looked up in a mask at once, on each side
-_MOST_MASK_PIXELS = 1 << 24  # pixels of a mask read at once
 _TRIES = 64  # candidates drawn for each position wanted before a minimum distance counts as impossible
 
 
@@ -58,7 +76,8 @@ def on_grid(
     """
     if edges not in ("drop", "shift"):
         raise InputError(f'edges must be "drop" or "shift", got {edges!r}.')
-    rows, cols = _fitting_size(source, patch_size)
+    rows, cols = _patch_size(source, patch_size)
+    patch_area(source.grid, (rows, cols), _name(source))
     windows = list(source.grid.tiles((rows, cols), stride, offset=offset, edges=edges))
     if not windows:
         raise InputError(
@@ -99,8 +118,8 @@ def at_random(
     if min_distance is not None and not (math.isfinite(min_distance) and min_distance > 0):
         raise InputError(f"min_distance must be a positive number of map units or None, got {min_distance!r}.")
     rng = generator(_given(seed), _RANDOM_STREAM)
-    rows, cols = _fitting_size(source, patch_size)
-    area = Window(cols // 2, rows // 2, source.grid.width - cols + 1, source.grid.height - rows + 1)
+    rows, cols = _patch_size(source, patch_size)
+    area = patch_area(source.grid, (rows, cols), _name(source))
     if mask is None:
         available, draw = area.width * area.height, _all_of(area)
     else:
@@ -126,15 +145,9 @@ def _name(source: RasterSource) -> str:
     return ", ".join(map(str, source.paths))
 
 
-def _fitting_size(source: RasterSource, patch_size: int | Sequence[int] | None) -> tuple[int, int]:
-    """The patch size as (rows, cols); the raster must hold one patch."""
-    rows, cols = source.patch_size if patch_size is None else rows_cols(patch_size, "patch_size")
-    if rows > source.grid.height or cols > source.grid.width:
-        raise InputError(
-            f"A patch of {rows} x {cols} pixels (rows x cols) is larger than {_name(source)}, which has "
-            f"{source.grid.height} x {source.grid.width}."
-        )
-    return rows, cols
+def _patch_size(source: RasterSource, patch_size: int | Sequence[int] | None) -> tuple[int, int]:
+    """The patch size as (rows, cols)."""
+    return source.patch_size if patch_size is None else rows_cols(patch_size, "patch_size")
 
 
 def _positions(grid: Grid, rows: Ints, cols: Ints) -> Positions:
@@ -154,12 +167,11 @@ def _allowed_of(area: Window, grid: Grid, mask: RasterSource) -> tuple[int, Draw
 
     What the mask allows is kept as one bit a pixel: 15 MB for a Sentinel-2 scene.
     """
-    tiles, bits = [], []
-    with mask.open() as reader:
-        for tile in _tiles(area):
-            for part, allowed in _look_up(tile, grid, mask.grid, reader):
-                tiles.append(part)
-                bits.append(np.packbits(allowed))
+    parts, bits = list(tiles(area)), []
+    with Lookup(mask, grid) as lookup:
+        for part in parts:
+            values, valid = lookup.read(part)
+            bits.append(np.packbits((values != 0).all(-1) & valid))
     counts = [int(np.unpackbits(each).sum()) for each in bits]
     ends = np.cumsum(counts)
 
@@ -167,64 +179,12 @@ def _allowed_of(area: Window, grid: Grid, mask: RasterSource) -> tuple[int, Draw
         of_tile = np.searchsorted(ends, numbers, "right")
         rows, cols = np.empty_like(numbers), np.empty_like(numbers)
         for index in np.unique(of_tile):
-            mine, tile = of_tile == index, tiles[index]
+            mine, tile = of_tile == index, parts[index]
             pixels = np.flatnonzero(np.unpackbits(bits[index]))[numbers[mine] - (ends[index] - counts[index])]
             rows[mine], cols[mine] = pixels // tile.width + tile.row_off, pixels % tile.width + tile.col_off
         return rows, cols
 
     return int(ends[-1]), draw
-
-
-def _tiles(area: Window) -> Iterator[Window]:
-    """The area cut into tiles, row by row."""
-    for row in range(area.row_off, area.row_off + area.height, _TILE):
-        for col in range(area.col_off, area.col_off + area.width, _TILE):
-            tile = Window(col, row, _TILE, _TILE).intersection(area)
-            if tile is not None:
-                yield tile
-
-
-def _look_up(tile: Window, grid: Grid, mask_grid: Grid, reader: RasterReader) -> Iterator[tuple[Window, Mask]]:
-    """Which pixels of a tile have their centre in an allowed pixel of the mask; in halves where the mask is much finer.
-
-    Yields:
-        Parts of the tile, each with (rows, cols) True = allowed.
-    """
-    cols, rows = np.meshgrid(
-        np.arange(tile.col_off, tile.col_off + tile.width), np.arange(tile.row_off, tile.row_off + tile.height)
-    )
-    points = _positions(grid, rows.ravel(), cols.ravel())
-    x, y = locate(points, mask_grid.crs)
-    placed = np.isfinite(x) & np.isfinite(y)
-    row, col = mask_grid.rowcol(np.where(placed, x, 0.0), np.where(placed, y, 0.0))
-    placed &= (row >= 0) & (row < mask_grid.height) & (col >= 0) & (col < mask_grid.width)
-    allowed = np.zeros(tile.width * tile.height, bool)
-    if placed.any():
-        row, col = row[placed], col[placed]
-        top, left = int(row.min()), int(col.min())
-        window = Window(left, top, int(col.max()) - left + 1, int(row.max()) - top + 1)
-        if window.width * window.height > _MOST_MASK_PIXELS and len(allowed) > 1:
-            for half in _halves(tile):
-                yield from _look_up(half, grid, mask_grid, reader)
-            return
-        good = (reader.read(window) != 0).all(-1) & reader.valid(window)
-        allowed[placed] = good[row - top, col - left]
-    yield tile, allowed.reshape(tile.height, tile.width)
-
-
-def _halves(tile: Window) -> tuple[Window, Window]:
-    """A tile of two pixels or more, cut across its longer side."""
-    if tile.height >= tile.width:
-        upper = tile.height // 2
-        return (
-            Window(tile.col_off, tile.row_off, tile.width, upper),
-            Window(tile.col_off, tile.row_off + upper, tile.width, tile.height - upper),
-        )
-    left = tile.width // 2
-    return (
-        Window(tile.col_off, tile.row_off, left, tile.height),
-        Window(tile.col_off + left, tile.row_off, tile.width - left, tile.height),
-    )
 
 
 def _spread(grid: Grid, draw: Draw, available: int, n: int, distance: float, rng: np.random.Generator) -> Positions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from otbtf_lite.footprints import Footprints, pixel_map
 from otbtf_lite.grid import MEETS_TOLERANCE, Positions, Window
 from otbtf_lite.handles import Handles
 from otbtf_lite.raster import RasterReader, RasterSource
+from otbtf_lite.vector import write_positions
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,16 @@ class Rejections:
         """How many positions were rejected for each reason; only the reasons that occur."""
         found = Counter(each.reason for each in self.reasons)
         return {reason: found[reason] for reason in REASONS if found[reason]}
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Save them as points with the columns ``source`` and ``reason``; :func:`~otbtf_lite.vector.write_positions`.
+
+        Raises:
+            InputError: an extension of no known format.
+            DataError: the file can't be written.
+        """
+        sources, reasons = [each.source for each in self.reasons], [each.reason for each in self.reasons]
+        write_positions(self.positions, path, columns={"source": sources, "reason": reasons})
 
     def __str__(self) -> str:
         """For example ``5 of 90 positions rejected: 3 outside (xs 3), 2 nodata (xs 1, dem 1)``."""
@@ -149,7 +161,7 @@ def _fault(reader: RasterReader, window: Window, max_nodata: float) -> str:
     """What speaks against one patch: one of the reasons, or nothing."""
     try:
         patch = reader.read(window)
-        missing = ~reader.valid(window)
+        missing = ~reader.valid(window, patch)
     except DataError:
         return "unreadable"
     most = max_nodata * missing.size

@@ -1,16 +1,19 @@
-"""Vectors: positions to and from GPKG, or whatever else OGR writes."""
+"""Vectors: positions to and from GPKG, or whatever else OGR writes; polygons to label rasters."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from otbtf_lite._features import Burner, read_features
 from otbtf_lite._gdal import (
     call,
     crs_text,
@@ -23,9 +26,12 @@ from otbtf_lite._gdal import (
     transform_points,
 )
 from otbtf_lite.errors import DataError, InputError
-from otbtf_lite.grid import Positions, concat_positions
+from otbtf_lite.geotiff import RasterWriter
+from otbtf_lite.grid import Grid, Positions, concat_positions
 
-__all__ = ["concat_positions", "read_positions", "transform_points", "write_positions"]
+__all__ = ["burn", "burned_classes", "concat_positions", "read_positions", "transform_points", "write_positions"]
+
+_log = logging.getLogger(__name__)
 
 _LAYER = "positions"
 _CLASSES = "CLASSES"
@@ -50,8 +56,16 @@ _LAYER_OPTIONS = {
     "FlatGeobuf": ["SPATIAL_INDEX=NO"],  # it would sort them
 }
 
+_LABEL_TYPES = (np.uint8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
+"""Types of label rasters, the first that fits; without int8, which GDAL before 3.7 takes for uint8."""
+_CATEGORY = "CATEGORY_"  # as RasterWriter names them
+_BURNED = "burned from "  # how the description of a burned band begins
+_BURN_TILE = 1024  # pixels burned at once, on each side
 
-def write_positions(positions: Positions, path: str | os.PathLike[str]) -> None:
+
+def write_positions(
+    positions: Positions, path: str | os.PathLike[str], *, columns: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Write positions as points, one feature each, in their order.
 
     Columns, where the positions have them: ``label`` (integer), ``class`` (the label's name), ``split``, ``weight``.
@@ -61,12 +75,17 @@ def write_positions(positions: Positions, path: str | os.PathLike[str]) -> None:
         positions: the points.
         path: the file; its extension chooses the format: ``.gpkg``, ``.geojson``, ``.shp``, ``.sqlite``, ``.fgb`` or
             ``.parquet``.
+        columns: further columns of text by name, one value for each position.
 
     Raises:
-        InputError: another extension, or a format whose driver this GDAL lacks.
+        InputError: another extension, a format whose driver this GDAL lacks, or a column of another length.
         DataError: the file can't be written.
     """
     target = Path(path)
+    extra = {key: [str(value) for value in values] for key, values in (columns or {}).items()}
+    for key, values in extra.items():
+        if len(values) != len(positions):
+            raise InputError(f"The column {key!r} has {len(values)} values for {len(positions)} positions: one each.")
     name = _DRIVERS.get(target.suffix.lower())
     if name is None:
         raise InputError(f"{target} can't be written: positions are kept in files named {', '.join(_DRIVERS)}.")
@@ -82,7 +101,7 @@ def write_positions(positions: Positions, path: str | os.PathLike[str]) -> None:
         raise DataError(f"{target} can't be written: {error.strerror}.") from error
     try:
         with options(OGR_CURRENT_DATE=_DATE, GDAL_PAM_ENABLED="NO"), session() as failures:
-            _write(driver, folder / target.name, positions, _LAYER_OPTIONS.get(name, []))
+            _write(driver, folder / target.name, positions, extra, _LAYER_OPTIONS.get(name, []))
         if failures:
             raise DataError(f"{target} can't be written: {sentence(failures[-1])}.")
         for file in sorted(folder.iterdir()):
@@ -93,7 +112,9 @@ def write_positions(positions: Positions, path: str | os.PathLike[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(driver: Any, file: Path, positions: Positions, layer_options: list[str]) -> None:
+def _write(
+    driver: Any, file: Path, positions: Positions, extra: Mapping[str, list[str]], layer_options: list[str]
+) -> None:
     """Write and close one dataset; failures are exceptions, or reported to the session."""
     ogr = module("ogr")
     dataset = call(driver.Create, str(file), 0, 0, 0, module("gdal").GDT_Unknown)
@@ -101,7 +122,7 @@ def _write(driver: Any, file: Path, positions: Positions, layer_options: list[st
     layer = call(dataset.CreateLayer, _LAYER, reference, ogr.wkbPoint, layer_options)
     if positions.classes is not None:  # all of them, where the format has metadata: some may have no position
         layer.SetMetadataItem(_CLASSES, json.dumps(positions.classes, ensure_ascii=False))
-    columns = _columns(positions)
+    columns = {**_columns(positions), **{key: (ogr.OFTString, values) for key, values in extra.items()}}
     for name, (kind, _) in columns.items():
         call(layer.CreateField, ogr.FieldDefn(name, kind))
     can_transact = bool(dataset.TestCapability(ogr.ODsCTransactions))
@@ -219,3 +240,96 @@ def _classes(name: str, labels: list[Any] | None, texts: list[Any] | None) -> tu
     names = dict(zip(labels, texts, strict=True))
     # Classes that no position has leave a gap in the table: their number stands for the name.
     return np.array(labels, np.int64), tuple(names.get(i, str(i)) for i in range(max(names, default=-1) + 1))
+
+
+class Gridded(Protocol):
+    """What has a grid, such as a :class:`~otbtf_lite.RasterSource`."""
+
+    @property
+    def grid(self) -> Grid:
+        """Where the pixels lie."""
+
+
+def burn(
+    vector: str | os.PathLike[str],
+    reference: Grid | Gridded,
+    out: str | os.PathLike[str],
+    field: str | None = None,
+    *,
+    layer: str | int | None = None,
+    all_touched: bool = False,
+    background: int | None = None,
+    nodata: int | None = None,
+) -> Path:
+    """Burn polygons into a label raster: a GeoTIFF on the reference's pixels, for ``RasterSource(categorical=True)``.
+
+    A pixel gets the class of the polygon that its centre lies in, of the last one in the file where there are several.
+    The vector's CRS may be another one: edges are straight in it. The raster is burned tile by tile and appears when it
+    is complete; the polygons are held in memory. The same polygons give the same bytes.
+
+    Args:
+        vector: polygons: a file, or any name that OGR knows.
+        reference: a grid, or a raster source, whose pixels the labels shall have.
+        out: the file to write; one that is there is replaced.
+        field: the field of the class. Integers are burned as they are; text is sorted and numbered from 0, and the
+            names are kept in the file as metadata ``CATEGORY_<number>``. Features without a value are left out. None:
+            every polygon is 1.
+        layer: the layer's name or number from 0; None: the only one with geometries.
+        all_touched: a pixel also belongs to the polygons that merely touch it.
+        background: the value outside all polygons. None: 0, or where that is a class, one more than the greatest class.
+            If it is that of a class, the two can't be told apart, which is logged.
+        nodata: the value that the file marks as missing, such as the background's, so that patches without a label
+            everywhere are rejected. None: none.
+
+    Returns:
+        ``out``. Its element type is the smallest that holds all values: uint8 to uint64, or int16 to int64 if one is
+        negative.
+
+    Raises:
+        InputError: no polygons, no such layer or field, a field of another type, only one of vector and reference has
+            a CRS, or a background or nodata value beyond the type.
+        DataError: the vector can't be read or the file can't be written.
+    """
+    grid = reference if isinstance(reference, Grid) else reference.grid
+    features = read_features(vector, field, grid, layer=layer)
+    if not features.polygons:
+        raise InputError(f"{os.fspath(vector)} holds points: only polygons can be burned.")
+    burner = Burner(features, grid, all_touched=all_touched)
+    classes = [1] if features.labels is None else np.unique(features.labels).tolist()
+    if background is None:
+        background = 0 if 0 not in classes else max(classes) + 1
+    elif background in classes:
+        _log.warning(
+            "%s: the background %d is also the class %s: the two can't be told apart.",
+            features.name, background, features.class_name(background),
+        )  # fmt: skip
+    values = [background, *classes] + ([] if nodata is None else [nodata])
+    dtype = next((t for t in _LABEL_TYPES if np.iinfo(t).min <= min(values) and max(values) <= np.iinfo(t).max), None)
+    if dtype is None:
+        raise InputError(f"{os.fspath(out)}: no integer type holds {min(values)} and {max(values)}.")
+    names = None if features.classes is None else dict(enumerate(features.classes))
+    windows = list(grid.tiles(_BURN_TILE, edges="clip"))
+    text = [f"{_BURNED}{Path(vector).name}{'' if field is None else f', {field}'}"]
+    with RasterWriter(out, grid, 1, dtype, nodata=nodata, categories=names, descriptions=text) as writer:
+        for window in windows:
+            labels, inside = burner.read(window)
+            burned = np.where(inside, 1 if features.labels is None else labels, background).astype(dtype)
+            writer.write(window, burned[..., None])
+    return Path(out)
+
+
+def burned_classes(path: str | os.PathLike[str]) -> dict[int, str] | None:
+    """The names of the classes in a raster that :func:`burn` made, by value; empty where they are numbers.
+
+    Returns:
+        None for a raster that :func:`burn` did not make.
+
+    Raises:
+        DataError: it can't be opened.
+    """
+    dataset = open_dataset(os.fspath(path))  # held: a band does not keep its dataset alive
+    band = dataset.GetRasterBand(1)
+    if not band.GetDescription().startswith(_BURNED):
+        return None
+    items = {key.removeprefix(_CATEGORY): name for key, name in band.GetMetadata().items() if key.startswith(_CATEGORY)}
+    return {int(number): name for number, name in sorted(items.items(), key=lambda item: int(item[0]))}

@@ -132,8 +132,8 @@ def test_a_minimum_distance_is_kept(make: Make) -> None:
 
 @pytest.mark.parametrize("pixel", [10.0, 20.0, 5.0, 7.0])
 def test_a_mask_allows_positions(make: Make, pixel: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("otbtf_lite.sampling._TILE", 7)
-    monkeypatch.setattr("otbtf_lite.sampling._MOST_MASK_PIXELS", 60)
+    monkeypatch.setattr("otbtf_lite.classdraw._TILE", 7)
+    monkeypatch.setattr("otbtf_lite.lookup._MOST_PIXELS", 60)
     source = RasterSource(make(unique(30, 30)), 3)
     side = round(200 / pixel)
     rng = np.random.default_rng(0)
