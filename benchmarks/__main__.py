@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks import rasters
 from benchmarks.harness import Result, compare, table
 
 if TYPE_CHECKING:
@@ -167,12 +168,13 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     print(f"Median of {args.rounds} rounds, contenders in turn; ratios to the OTBTF-style way, above 1 is faster.\n")
     with tempfile.TemporaryDirectory() as name:
-        for scene in (SMALL, LARGE):
+        for scene in (SMALL, LARGE) if args.only not in rasters.NAMES else ():
             folder = Path(name) / scene.name[0]
             results = [writing(scene, folder, args.rounds)]
             results += [reading(scene, folder, args.rounds, shuffle) for shuffle in (None, 64)]
             results += [feeding(scene, args.rounds), converting(scene, folder / "patches", args.rounds)]
             print(table([result for result in results if args.only in result.name]), flush=True)
+        rasters.main(Path(name), args.rounds, args.only)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,16 @@ each file through ``ReadAsArray`` for each sample.
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from osgeo import gdal
+
+gdal.UseExceptions()
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +80,26 @@ def in_memory(arrays: Mapping[str, np.ndarray], batch_size: int, target_keys: Se
     signature = {key: tf.TensorSpec(array.shape[1:], array.dtype) for key, array in arrays.items()}
     samples = tf.data.Dataset.from_generator(generate, output_signature=signature)
     return samples.map(split).batch(batch_size, drop_remainder=True)
+
+
+def raster_patches(file: str, size: int, rows: Sequence[int], cols: Sequence[int]) -> Iterator[np.ndarray]:
+    """Patches of one raster by their first rows and columns, one ``ReadAsArray`` each: (rows, cols, bands)."""
+    raster = gdal.Open(file)
+    for row, col in zip(rows, cols, strict=True):
+        yield raster.ReadAsArray(int(col), int(row), size, size).transpose(1, 2, 0)
+
+
+def ahead(samples: Iterator[Any], length: int = 128) -> Iterator[Any]:
+    """Samples taken from a buffer that one background thread fills."""
+    buffer: queue.Queue[Any] = queue.Queue(length)
+
+    def fill() -> None:
+        for sample in samples:
+            buffer.put(sample)
+        buffer.put(None)
+
+    threading.Thread(target=fill, daemon=True).start()
+    return iter(buffer.get, None)
 
 
 def patches(files: Mapping[str, str], n_samples: int) -> Iterator[dict[str, np.ndarray]]:

@@ -21,6 +21,12 @@ class Result:
     """Median seconds of each contender; the first is the baseline."""
     ratios: Mapping[str, float]
     """Median over the rounds of baseline time / own time: above 1 is faster than the baseline."""
+    times: Mapping[str, list[float]]
+    """Seconds of each contender in each round."""
+
+    def beside(self, key: str, name: str, *others: str) -> Result:
+        """The same rounds with another of the contenders as the baseline."""
+        return _result(name, {each: self.times[each] for each in (key, *others)})
 
 
 def compare(
@@ -46,9 +52,13 @@ def compare(
             run()
             if number:
                 times[key].append(time.perf_counter() - start)
-    base = times[next(iter(contenders))]
+    return _result(name, times)
+
+
+def _result(name: str, times: Mapping[str, list[float]]) -> Result:
+    base = next(iter(times.values()))
     ratios = {key: median(b / t for b, t in zip(base, own, strict=True)) for key, own in times.items()}
-    return Result(name, {key: median(own) for key, own in times.items()}, ratios)
+    return Result(name, {key: median(own) for key, own in times.items()}, ratios, times)
 
 
 def table(results: list[Result]) -> str:

@@ -22,6 +22,9 @@ from otbtf_lite.errors import DataError, InputError, MissingDependencyError
 
 _log = logging.getLogger("otbtf_lite")
 
+BLOCK_CACHE_BYTES = 64 << 20
+"""Decoded blocks that GDAL keeps during a conversion: some rows of a satellite image's tiles for each thread."""
+
 _HOW_TO_INSTALL = (
     "Rasters and vectors need GDAL's Python package `osgeo`, which is not installed: `pip install gdal-wheel` (Python "
     "3.12 and later), or the system's GDAL with `pip install --no-build-isolation gdal==$(gdal-config --version)`, or "
@@ -65,6 +68,24 @@ def options(**values: str) -> Iterator[None]:
     finally:
         for name, old in before.items():
             gdal.SetThreadLocalConfigOption(name, old)
+
+
+@contextmanager
+def block_cache(size: int = BLOCK_CACHE_BYTES) -> Iterator[None]:
+    """Bounds the decoded blocks that GDAL keeps, for the whole process, until the end of the block.
+
+    GDAL's own bound is 5 % of the memory, which grows with the machine and is more than reading in block order needs.
+
+    Args:
+        size: bytes.
+    """
+    gdal = module("gdal")
+    before = gdal.GetCacheMax()
+    gdal.SetCacheMax(size)
+    try:
+        yield
+    finally:
+        gdal.SetCacheMax(before)
 
 
 @contextmanager

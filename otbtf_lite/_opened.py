@@ -169,8 +169,12 @@ class OpenedRaster:
             else:
                 part[...] = _convert(self._values(run, window), out.dtype)
 
-    def valid(self, window: Window) -> npt.NDArray[np.bool_]:
+    def valid(self, window: Window, pixels: npt.NDArray[Any] | None = None) -> npt.NDArray[np.bool_]:
         """Where a window, which must lie inside, has a value in every band: (rows, cols), True = valid.
+
+        Args:
+            window: which pixels.
+            pixels: what :meth:`read` gave for it, which saves reading once more what they tell; None: not known.
 
         Raises:
             DataError: the file can't be read there.
@@ -179,7 +183,13 @@ class OpenedRaster:
         for run in files.runs:
             markers = _markers(run)
             if run.dtype.kind in "fc" or any(marker is not None for marker in markers):
-                valid &= ~_missing(self._values(run, window), markers).any(axis=2)
+                as_stored = pixels is not None and pixels.dtype == run.dtype and not self.spec.scaled
+                values = (
+                    pixels[:, :, run.start : run.start + len(run.bands)]
+                    if pixels is not None and as_stored
+                    else self._values(run, window)
+                )
+                valid &= ~_missing(values, markers).any(axis=2)
         for path, band in files.masks:
             mask = np.empty(window.shape, np.uint8 if band.DataType == module("gdal").GDT_Byte else np.float64)
             self._read_band(path, band, window, mask)

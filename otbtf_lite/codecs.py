@@ -9,15 +9,16 @@ types.proto.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from otbtf_lite.errors import DataError, InputError
-from otbtf_lite.schema import STRING, Feature, nearest, numpy_dtype
+from otbtf_lite.schema import MAX_RANK, STRING, Feature, nearest, numpy_dtype
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -64,25 +65,25 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     raise DataError(msg)
 
 
-def messages(data: memoryview, number: int) -> list[memoryview]:
-    """The bytes of every length-delimited field of that number.
+def messages(data: memoryview, number: int) -> Iterator[memoryview]:
+    """The bytes of every length-delimited field of that number, one by one.
 
     Raises:
         DataError: the bytes are no protocol buffer message.
     """
-    return [
-        value for found, wire, value in fields(data)
-        if found == number and wire == _BYTES and isinstance(value, memoryview)
-    ]  # fmt: skip
+    for found, wire, value in fields(data):
+        if found == number and wire == _BYTES and isinstance(value, memoryview):
+            yield value
 
 
-def fields(data: memoryview) -> list[tuple[int, int, int | memoryview]]:
-    """The fields of one protocol buffer message: (number, wire type, integer or bytes).
+def fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+    """The fields of one protocol buffer message, one by one: (number, wire type, integer or bytes).
+
+    Not a list: two bytes can be a field, and a hundred bytes of memory each would add up.
 
     Raises:
         DataError: the bytes are no such message.
     """
-    out: list[tuple[int, int, int | memoryview]] = []
     at = 0
     while at < len(data):
         tag, at = read_varint(data, at)
@@ -105,8 +106,7 @@ def fields(data: memoryview) -> list[tuple[int, int, int | memoryview]]:
         if number == 0:
             msg = "a field of the record has the number 0"
             raise DataError(msg)
-        out.append((number, wire, value))
-    return out
+        yield number, wire, value
 
 
 class Codec(Protocol):
@@ -185,21 +185,27 @@ class TensorCodec:
     def _decode_any(self, feature: Feature, value: memoryview) -> npt.NDArray[Any]:
         """The general case: strings, and headers written in another, equivalent way."""
         # Field numbers of tensor.proto: 1 type, 2 shape, 4 content, 8 strings. Of a single value the last one counts.
-        number = next((n for field, _, n in reversed(fields(value)) if field == 1 and isinstance(n, int)), -1)
-        shape = tuple(_dim(dim) for part in messages(value, 2) for dim in messages(part, 2))
+        number, content = -1, memoryview(b"")
+        for field, _, part in fields(value):
+            if field == 1 and isinstance(part, int):
+                number = part
+            elif field == 4 and not isinstance(part, int):
+                content = part
+        sizes = (_dim(dim) for part in messages(value, 2) for dim in messages(part, 2))
+        shape = tuple(itertools.islice(sizes, MAX_RANK + 1))
         if number != TF_DTYPE_NUMBERS[feature.dtype] or shape != feature.shape:
             name = next((k for k, v in TF_DTYPE_NUMBERS.items() if v == number), f"type {number}")
             msg = f"holds {name}{list(shape)} where the schema says {feature.dtype}{list(feature.shape)}"
             raise DataError(msg)
         if feature.dtype == STRING:
-            strings = [bytes(text) for text in messages(value, 8)]
+            strings = [bytes(text) for text in itertools.islice(messages(value, 8), feature.size + 1)]
             if len(strings) != feature.size:
-                msg = f"holds {len(strings)} strings where the schema says {feature.size}"
+                more = "more" if len(strings) > feature.size else len(strings)
+                msg = f"holds {more} strings where the schema says {feature.size}"
                 raise DataError(msg)
             array = np.empty(feature.size, object)
             array[:] = strings
             return array.reshape(feature.shape)
-        content = [memoryview(b""), *messages(value, 4)][-1]
         if len(content) != feature.nbytes:
             msg = f"holds {len(content)} bytes of data where the schema says {feature.nbytes}"
             raise DataError(msg)

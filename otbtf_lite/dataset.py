@@ -20,12 +20,14 @@ import numpy.typing as npt
 from otbtf_lite import graph, sharding
 from otbtf_lite.errors import InputError
 from otbtf_lite.iterators import (
+    BlockIterator,
     Buffer,
     Chunks,
     IteratorBase,
     RandomIterator,
     SequentialIterator,
     Subset,
+    Summed,
     endless,
     new_iterator,
     read_samples,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from otbtf_lite.raster import RasterSource
 
 __all__ = [
+    "BlockIterator",
     "Buffer",
     "Dataset",
     "DatasetFromPatchesImages",
@@ -172,11 +175,16 @@ class Dataset:
     def _read(self, indices: Sequence[int]) -> list[Sample]:
         return read_samples(self._reader, indices)
 
-    def _run(self, indices: Sequence[int]) -> Iterator[Sample]:
-        for chunk in self._ahead(self._read, indices, self.buffer_length):
-            yield from chunk
+    def _run(self, indices: Sequence[int], summed: Summed | None = None, start: int = 0) -> Iterator[Sample]:
+        if summed is None:
+            for chunk in self._ahead(self._read, indices, self.buffer_length):
+                yield from chunk
+        else:
+            chunks = self._ahead(self._reader.get_summarised, indices, self.buffer_length)
+            with contextlib.closing(chunks):
+                yield from summed.samples(start, chunks)
 
-    def _ahead(self, fetch: Callable[[Sequence[int]], T], indices: Sequence[int], length: int) -> Iterator[T]:
+    def _ahead(self, fetch: Callable[[Sequence[int]], T], indices: Sequence[int], length: int) -> Generator[T]:
         """What ``fetch`` gives for each ``length`` of the indices, one ahead."""
         chunks = Chunks(fetch, iter(indices), length)
         self._passes.add(chunks)
@@ -204,6 +212,10 @@ class Dataset:
         indices = list(itertools.islice(endless(iterator), self.size))
         # An order of the user's own has no seed that would give it again.
         repeatable = bool(getattr(iterator, "repeatable", False))
+        order = {} if getattr(iterator, "order", None) is None else {"order": iterator.order}
+        summed = None
+        if getattr(self._reader, "summarises", False):
+            summed = Summed(self._reader, indices, self.buffer_length)
         reader = self.patches_reader
         provenance = getattr(reader, "provenance", dict)
         positions = getattr(reader, "positions", None)
@@ -211,9 +223,10 @@ class Dataset:
             chosen = np.asarray(indices) if self._subset is None else self._subset[indices]
             positions = positions[chosen]
         return Pass(
-            self.schema, self.size, lambda start: self._run(indices[start:]), self.seed if repeatable else None,
-            repeatable, {**provenance(), **self.details}, self.dropped, positions,
-            with_seed=self.one_pass if repeatable and self._seed_is_drawn else None,
+            self.schema, self.size, lambda start: self._run(indices[start:], summed, start),
+            self.seed if repeatable else None, repeatable, {**order, **provenance(), **self.details}, self.dropped,
+            positions, with_seed=self.one_pass if repeatable and self._seed_is_drawn else None,
+            summary=None if summed is None else lambda n: summed.result(n).to_json(),
         )  # fmt: skip
 
     def get_stats(self) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from otbtf_lite.codecs import get_codec
 from otbtf_lite.errors import DataError, InputError
-from otbtf_lite.schema import Schema
+from otbtf_lite.schema import Schema, shown
 from otbtf_lite.sharding import numeric_order, shard_name, shard_number
 from otbtf_lite.storage import Directory
 
@@ -33,6 +33,8 @@ COMPRESSIONS = (None, "GZIP", "ZLIB")
 """How a whole shard may be compressed, by TensorFlow's names."""
 
 _MAX_BYTES = 1 << 26
+_MAX_VALUES = 2_000_000
+_MAX_DEPTH = 100
 _HEX = re.compile(r"[0-9a-f]{64}")
 _LARGEST = (1 << 63) - 1
 _LARGEST_CRC = (1 << 32) - 1
@@ -70,10 +72,10 @@ class Shard:
         entry = _object(data, f"{where}: a shard")
         name, digest = entry.get("name"), entry.get("digest")
         if not isinstance(name, str) or shard_number(name) is None:
-            msg = f"{where}: a shard is named {name!r}: only plain names such as {shard_name(0)!r} are allowed."
+            msg = f"{where}: a shard is named {shown(name)}: only plain names such as {shard_name(0)!r} are allowed."
             raise DataError(msg)
         if not isinstance(digest, str) or not _HEX.fullmatch(digest):
-            msg = f"{where}: the digest of {name} is no SHA-256: {digest!r}."
+            msg = f"{where}: the digest of {name} is no SHA-256: {shown(digest)}."
             raise DataError(msg)
         place = f"{where}: {name}"
         records, size = (_integer(entry, key, place, 1) for key in ("records", "bytes"))
@@ -133,10 +135,10 @@ class Manifest:
         Raises:
             DataError: content of another form, an unknown newer version, shard names that are no plain names or repeat.
         """
-        entry = _object(_parse(data, where), where)
+        entry = parse_object(data, where)
         version = entry.pop("version", None)
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            msg = f"{where} has no valid version number: {version!r}."
+            msg = f"{where} has no valid version number: {shown(version)}."
             raise DataError(msg)
         if version > VERSION:
             msg = f"{where} is of version {version}: this otbtf-lite reads up to version {VERSION}, get a newer one."
@@ -149,11 +151,11 @@ class Manifest:
         shards = tuple(Shard.from_json(item, where) for item in listed)
         names = [shard.name for shard in shards]
         if numeric_order(names) != names or len({shard_number(n) for n in names}) != len(names):
-            msg = f"{where} does not list its shards once each in numeric order: {names[:10]}."
+            msg = f"{where} does not list its shards once each in numeric order: {shown(names)}."
             raise DataError(msg)
         compression = entry.pop("compression", None)
         if compression not in COMPRESSIONS:
-            msg = f"{where} names an unknown compression: {compression!r}."
+            msg = f"{where} names an unknown compression: {shown(compression)}."
             raise DataError(msg)
         seed, per_shard = (
             None if entry.get(key) is None else _integer(entry, key, where, least)
@@ -196,18 +198,27 @@ class Journal:
         Raises:
             DataError: content that is neither.
         """
+        if data.count(b"\n") > _MAX_VALUES:
+            msg = f"{where} has more than {_MAX_VALUES} lines: it is no journal."
+            raise DataError(msg)
         lines = data.split(b"\n")[:-1]
         if lines and lines[0] == b"{":  # a manifest is indented, so its first line is the brace alone
             return Manifest.from_bytes(data, where)
         if not lines:
             msg = f"{where} is empty: nothing can be resumed. Write again with overwrite."
             raise DataError(msg)
-        head = _object(_parse(lines[0], where), where)
+        head = parse_object(lines[0], where)
         if head.get("journal") != VERSION:
-            msg = f"{where} is a journal of version {head.get('journal')!r}; this otbtf-lite resumes version {VERSION}."
+            version = shown(head.get("journal"))
+            msg = f"{where} is a journal of version {version}; this otbtf-lite resumes version {VERSION}."
             raise DataError(msg)
-        shards = [Shard.from_json(_parse(line, where), where) for line in lines[1:]]
+        shards = [Shard.from_json(parse_object(line, where), where) for line in lines[1:]]
         return cls(_object(head.get("settings"), where), shards)
+
+
+def is_data_set_file(name: str) -> bool:
+    """Whether a file of that name in a directory belongs to its data set."""
+    return name in {MANIFEST, JOURNAL, TYPES_FILE, SHAPES_FILE, POSITIONS_FILE} or shard_number(name) is not None
 
 
 def load_manifest(directory: Directory) -> Manifest | None:
@@ -277,7 +288,7 @@ def relative_paths(details: object, base: str) -> Any:  # JSON values
 
 
 def _relative(path: str, base: str) -> str:
-    if "://" in path or path.startswith("/vsi"):
+    if "://" in path or path.startswith("/vsi") or path == Path(path).name:  # a bare name was cut down before
         return path
     if "://" in base:
         return Path(path).name
@@ -293,12 +304,37 @@ def _line(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, allow_nan=False) + "\n").encode()
 
 
-def _parse(data: bytes, where: str) -> object:
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in a file's bytes.
+
+    Args:
+        data: the file's content.
+        where: its path, for messages.
+
+    Raises:
+        DataError: it is no valid JSON, too much of it, or no object.
+    """
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    if values > _MAX_VALUES:  # each takes up to a hundred bytes of memory, and two in the file
+        msg = f"{where} has about {values} values, more than the {_MAX_VALUES} that such a file may have."
+        raise DataError(msg)
     try:
-        return json.loads(data)
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         msg = f"{where} is not valid JSON: {error}."
         raise DataError(msg) from error
+    level = [found]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+    if level:  # what walks through it calls itself at each level
+        msg = f"{where} is nested more than {_MAX_DEPTH} levels deep."
+        raise DataError(msg)
+    return _object(found, where)
 
 
 def _object(data: object, where: str) -> dict[str, Any]:
@@ -311,7 +347,7 @@ def _object(data: object, where: str) -> dict[str, Any]:
 def _integer(entry: Mapping[str, Any], key: str, where: str, least: int = 0, most: int = _LARGEST) -> int:
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        msg = f"{where}: {key} must be an integer from {least} to {most}, got {value!r}."
+        msg = f"{where}: {key} must be an integer from {least} to {most}, got {shown(value)}."
         raise DataError(msg)
     return value
 

@@ -5,6 +5,7 @@ Arrays are (rows, cols, bands) everywhere, also for one band. Reading leaves not
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from otbtf_lite._gdal import open_dataset, same_crs, transform_points
+from otbtf_lite._gdal import BLOCK_CACHE_BYTES, block_cache, open_dataset, same_crs, transform_points
 from otbtf_lite._opened import OpenedRaster, RasterInfo
 from otbtf_lite._spec import Number, RasterSpec, element_type, plain_numbers
 from otbtf_lite._warp import view_grid
@@ -29,9 +30,11 @@ from otbtf_lite.grid import Grid, Window
 from otbtf_lite.schema import dtype_name
 
 __all__ = [
+    "BLOCK_CACHE_BYTES",
     "RasterReader",
     "RasterSource",
     "RasterWriter",
+    "block_cache",
     "gdal_open",
     "read_as_np_arr",
     "same_crs",
@@ -273,7 +276,7 @@ class RasterSource:
                 path if file is None else str(file.absolute()) for path, file in zip(spec.paths, files, strict=True)
             ],
             "sizes": [None if file is None else file.stat().st_size for file in files],
-            "digests": [None if file is None else _sha256(file) for file in files],
+            "digests": [None if file is None else _digest(file) for file in files],
             "crs": info.crs,
             "geotransform": list(info.geotransform),
             "width": info.width,
@@ -367,17 +370,21 @@ class RasterReader:
         raster.read(window, out)
         return out
 
-    def valid(self, window: Window) -> npt.NDArray[np.bool_]:
+    def valid(self, window: Window, pixels: npt.NDArray[Any] | None = None) -> npt.NDArray[np.bool_]:
         """Where the pixels of a window are there: (rows, cols), True = valid in every band read.
 
         Missing are: the nodata value, what a mask or alpha band says, NaN, and what a warped source does not cover.
         Where a source has none of these, nothing is read.
 
+        Args:
+            window: which pixels.
+            pixels: what :meth:`read` gave for this window, which saves reading it once more; None: not known.
+
         Raises:
             InputError: as for :meth:`read`.
             DataError: as for :meth:`read`.
         """
-        return self._raster(window).valid(window)
+        return self._raster(window).valid(window, pixels)
 
     def close(self) -> None:
         """Close the files of all threads; reading afterwards is an error. It can be called twice."""
@@ -409,7 +416,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_LIVE_LOCK.release)
 
 
-def _sha256(file: Path) -> str:
+def _digest(file: Path) -> str:
+    """SHA-256 of a file; each split's manifest names it, so it is kept for as long as the file is left alone."""
+    now = file.stat()
+    return _sha256(file.absolute(), now.st_ino, now.st_size, now.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sha256(file: Path, *_state: int) -> str:
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(1 << 20):

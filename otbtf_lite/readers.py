@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import operator
+import math
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,134 +16,32 @@ from otbtf_lite.errors import DataError, InputError
 from otbtf_lite.footprints import Footprints
 from otbtf_lite.grid import Positions, concat_positions
 from otbtf_lite.handles import Handles, thread_count
+from otbtf_lite.reader_base import (
+    PatchesReaderBase,
+    SampleIndexError,
+    check_index,
+    has_stats,
+    stack_samples,
+    summarise,
+)
 from otbtf_lite.schema import Sample, Schema
-from otbtf_lite.stats import BandStats
+from otbtf_lite.stats import BandStats, Summary
 
 if TYPE_CHECKING:
     from otbtf_lite.raster import RasterSource
 
+__all__ = [
+    "ArraysReader",
+    "ConcatReader",
+    "PatchesReaderBase",
+    "RasterPatchesReader",
+    "SampleIndexError",
+    "check_index",
+    "stack_samples",
+    "summarise",
+]
+
 _STATS_CHUNK = 256  # samples summed up together, whatever the number of threads: sums are merged in one order
-
-
-class SampleIndexError(InputError, IndexError):
-    """There is no sample of that number."""
-
-
-class PatchesReaderBase(ABC):
-    """Random access to samples.
-
-    The contract: samples have numbers from 0 to ``get_size() - 1``; one number gives the same sample at any time,
-    from any
-    thread, in any process. Readers can be pickled. Files are opened when they are first needed, and :meth:`close`
-    closes them. All samples have the same keys, types and shapes.
-    """
-
-    gathers = False
-    """Whether :meth:`get_batch` is faster than reading samples and stacking them."""
-
-    @abstractmethod
-    def get_sample(self, index: int) -> Sample:
-        """The sample of that number: arrays by name.
-
-        Raises:
-            SampleIndexError: there is no such sample.
-            DataError: a file that can't be read.
-        """
-
-    @abstractmethod
-    def get_stats(self) -> Mapping[str, Mapping[str, npt.NDArray[np.float64]]]:
-        """Statistics over all samples: for each key ``min``, ``max``, ``mean`` and ``std``, each of shape (bands,)."""
-
-    @abstractmethod
-    def get_size(self) -> int:
-        """The number of samples."""
-
-    def get_samples(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of those numbers, in the order asked; a number may come twice.
-
-        Raises:
-            SampleIndexError: there is no such sample.
-            DataError: a file that can't be read.
-        """
-        return [self.get_sample(index) for index in indices]
-
-    def get_batch(self, indices: Sequence[int]) -> Sample:
-        """The samples of those numbers, stacked: each key has an array of shape (len(indices), ...).
-
-        Raises:
-            SampleIndexError: there is no such sample.
-            DataError: a file that can't be read.
-        """
-        return stack_samples(self.get_samples(indices))
-
-    def band_stats(self) -> dict[str, BandStats]:
-        """What :meth:`get_stats` is made of, which can be merged with another reader's.
-
-        The last axis of an array counts as its bands; an array without axes has one band. What is no number is left
-        out.
-        """
-        stats: dict[str, BandStats] = {}
-        for index in range(self.get_size()):
-            for key, array in self.get_sample(index).items():
-                values = np.atleast_1d(array)
-                if _has_stats(values):
-                    stats.setdefault(key, BandStats(values.shape[-1])).update(values)
-        return stats
-
-    @property
-    def positions(self) -> Positions | None:
-        """Where each sample lies, in order; None where they come from no place."""
-        return None
-
-    def provenance(self) -> dict[str, Any]:
-        """What the samples were made from, for the manifest: JSON-ready."""
-        return {}
-
-    def close(self) -> None:  # noqa: B027  # most readers hold nothing open
-        """Close files and end threads. Reading again opens them again."""
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return self.get_size()
-
-    def __getitem__(self, index: int) -> Sample:
-        """The sample of that number; negative ones count from the end, as in any sequence."""
-        number, size = operator.index(index), self.get_size()
-        return self.get_sample(number + size if -size <= number < 0 else number)
-
-    def __iter__(self) -> Iterator[Sample]:
-        """All samples in order, once."""
-        return (self.get_sample(index) for index in range(self.get_size()))
-
-
-def stack_samples(samples: Sequence[Sample]) -> Sample:
-    """Samples as one batch: each key has an array of shape (len(samples), ...)."""
-    return {key: np.stack([sample[key] for sample in samples]) for key in samples[0]} if samples else {}
-
-
-def check_index(index: int, size: int) -> int:
-    """The number of a sample, as an int.
-
-    Raises:
-        SampleIndexError: there is no such sample.
-    """
-    number = operator.index(index)
-    if not 0 <= number < size:
-        raise SampleIndexError(f"There is no sample {number}: samples are numbered from 0 to {size - 1}.")
-    return number
-
-
-def _has_stats(array: npt.NDArray[Any]) -> bool:
-    """Whether an array (..., bands) holds real numbers."""
-    return array.dtype.kind in "iufb" and array.shape[-1] > 0
-
-
-def summarise(stats: Mapping[str, BandStats]) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-    """Statistics in the form of :meth:`PatchesReaderBase.get_stats`."""
-    return {
-        key: {"min": each.minimum, "max": each.maximum, "mean": each.mean, "std": each.std}
-        for key, each in stats.items()
-    }
 
 
 class RasterPatchesReader(PatchesReaderBase):
@@ -242,6 +139,39 @@ class RasterPatchesReader(PatchesReaderBase):
             InputError: a patch that reaches beyond its raster.
             DataError: a file that can't be opened or read.
         """
+        return self._gather(indices, None)
+
+    @property
+    def summarises(self) -> bool:
+        """Yes: from the nodata of the sources."""
+        return True
+
+    def get_summarised(self, indices: Sequence[int]) -> tuple[list[Sample], Summary]:
+        """What :meth:`get_samples` gives, and statistics of it, made by the threads that read.
+
+        Pixels without data are left out. Categorical sources and labels have class counts, all others statistics.
+
+        Raises:
+            SampleIndexError: there is no such position.
+            InputError: a patch that reaches beyond its raster.
+            DataError: a file that can't be opened or read.
+        """
+        summary = Summary()
+        return self._gather(indices, summary), summary
+
+    def block_order(self) -> npt.NDArray[np.int64]:
+        """All indices in the order of the reference's blocks, shape (n,)."""
+        order, _ = self._prepare()[0].block_order(np.arange(self.get_size()))
+        return order
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of a sample's patches in memory."""
+        sources = self._prepare()[0].sources.values()
+        return sum(math.prod(source.patch_shape) * source.dtype.itemsize for source in sources)
+
+    def _gather(self, indices: Sequence[int], summary: Summary | None) -> list[Sample]:
+        """The samples; what they come to is added to the summary, if there is one."""
         wanted = np.array([check_index(index, self.get_size()) for index in indices], np.int64)
         if not len(wanted):
             return []
@@ -250,12 +180,28 @@ class RasterPatchesReader(PatchesReaderBase):
         parts = np.split(order, _cuts(blocks, handles.threads))
         samples: list[Sample] = [{}] * len(wanted)
 
-        def read(part: npt.NDArray[np.int64]) -> None:
+        def read(part: npt.NDArray[np.int64]) -> Summary:
+            own = Summary()
             for slot in part.tolist():
-                samples[slot] = self._read(int(wanted[slot]))
+                index = int(wanted[slot])
+                samples[slot] = self._read(index)
+                if summary is not None:
+                    self._sum_up(index, samples[slot], own)
+            return own
 
-        handles.map(read, [part for part in parts if len(part)])
+        # Merging is exact, so that it does not matter which thread read what.
+        for own in handles.map(read, [part for part in parts if len(part)]):
+            if summary is not None:
+                summary.merge(own)
         return samples
+
+    def _sum_up(self, index: int, sample: Sample, summary: Summary) -> None:
+        footprints, handles = self._prepare()
+        for key, source in footprints.sources.items():
+            valid = handles.readers[key].valid(footprints.window(key, index), sample[key])
+            summary.update(key, sample[key], None if valid.all() else valid, categorical=source.categorical)
+        if self.label_key is not None:
+            summary.update(self.label_key, sample[self.label_key], categorical=True)
 
     def _read(self, index: int) -> Sample:
         footprints, handles = self._prepare()
@@ -294,7 +240,7 @@ class RasterPatchesReader(PatchesReaderBase):
             for index in part.tolist():
                 sample = self._read(index)
                 for key, each in stats.items():
-                    each.update(sample[key], handles.readers[key].valid(footprints.window(key, index)))
+                    each.update(sample[key], handles.readers[key].valid(footprints.window(key, index), sample[key]))
             return stats
 
         return _merged(handles.map(add_up, parts))
@@ -377,7 +323,7 @@ class ArraysReader(PatchesReaderBase):
         stats: dict[str, BandStats] = {}
         for key, array in self._arrays.items():
             values = array[:, None] if array.ndim == 1 else array
-            if _has_stats(values):
+            if has_stats(values):
                 stats[key] = BandStats(values.shape[-1])
                 for start in range(0, len(values), _STATS_CHUNK):
                     stats[key].update(values[start : start + _STATS_CHUNK])
@@ -433,16 +379,39 @@ class ConcatReader(PatchesReaderBase):
 
     def get_samples(self, indices: Sequence[int]) -> list[Sample]:
         """The samples in the order asked; each reader is asked once, for all of its own."""
+        return self._gather(indices, None)
+
+    def _gather(self, indices: Sequence[int], summary: Summary | None) -> list[Sample]:
         slots: dict[int, list[tuple[int, int]]] = {}
         for slot, index in enumerate(indices):
             number, local = self._place(check_index(index, self.get_size()))
             slots.setdefault(number, []).append((slot, local))
         samples: list[Sample] = [{}] * len(indices)
         for number, wanted in slots.items():
-            found = self.readers[number].get_samples([local for _, local in wanted])
+            own = [local for _, local in wanted]
+            if summary is None:
+                found = self.readers[number].get_samples(own)
+            else:
+                found, part = self.readers[number].get_summarised(own)
+                summary.merge(part)
             for (slot, _), sample in zip(wanted, found, strict=True):
                 samples[slot] = sample
         return samples
+
+    @property
+    def summarises(self) -> bool:
+        """Whether all readers do."""
+        return all(reader.summarises for reader in self.readers)
+
+    def get_summarised(self, indices: Sequence[int]) -> tuple[list[Sample], Summary]:
+        """The samples in the order asked, and their statistics; each reader is asked once, for all of its own."""
+        summary = Summary()
+        return self._gather(indices, summary), summary
+
+    def block_order(self) -> npt.NDArray[np.int64]:
+        """All indices, reader by reader, each in its own order."""
+        parts = zip(self._starts, self.readers, strict=False)
+        return np.concatenate([start + reader.block_order() for start, reader in parts])
 
     def get_stats(self) -> Mapping[str, Mapping[str, npt.NDArray[np.float64]]]:
         """Statistics over the samples of all readers."""

@@ -11,6 +11,7 @@ For a schema of fixed types and shapes a whole record is constant bytes with fix
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from crc32c import crc32c
 
 from otbtf_lite.codecs import get_codec, length_delimited, little_endian, messages
 from otbtf_lite.errors import DataError, InputError
-from otbtf_lite.schema import Sample, Schema
+from otbtf_lite.schema import Sample, Schema, shown
 
 HEADER_BYTES = 12
 """Bytes before a record's data: length and its CRC."""
@@ -115,7 +116,7 @@ def decode_example(schema: Schema, data: bytes | memoryview) -> Sample:
     out: Sample = {}
     for name, feature in schema.items():
         if name not in values:
-            msg = f"has no feature {name!r}: it has {sorted(values)}"
+            msg = f"has no feature {name!r}: it has {shown(sorted(values))}"
             raise DataError(msg)
         try:
             out[name] = get_codec(feature.codec).decode(feature, values[name])
@@ -134,14 +135,14 @@ def example_values(data: memoryview) -> dict[str, memoryview]:
     out: dict[str, memoryview] = {}
     for features in messages(data, 1):
         for entry in messages(features, 1):
-            keys, values = messages(entry, 1), messages(entry, 2)
+            keys = list(messages(entry, 1))
             try:
                 name = bytes(keys[-1]).decode() if keys else ""
             except UnicodeDecodeError as error:
                 msg = "a feature's name is not UTF-8"
                 raise DataError(msg) from error
-            lists = [bytes_list for value in values for bytes_list in messages(value, 1)]
-            single = [value for bytes_list in lists for value in messages(bytes_list, 1)]
+            lists = (bytes_list for value in messages(entry, 2) for bytes_list in messages(value, 1))
+            single = list(itertools.islice((value for one in lists for value in messages(one, 1)), 2))
             out.pop(name, None)  # of two features with one name the last one counts
             if len(single) == 1:
                 out[name] = single[0]
@@ -262,7 +263,12 @@ def _check_length(size: int) -> None:
 
 
 def iter_records(
-    file: BinaryIO, name: str, *, check: bool = True, on_corrupt: Callable[[str], object] | None = None
+    file: BinaryIO,
+    name: str,
+    *,
+    check: bool = True,
+    on_corrupt: Callable[[str], object] | None = None,
+    most: int = MAX_RECORD_BYTES,
 ) -> Iterator[Record]:
     """Every record of an open, uncompressed stream.
 
@@ -271,6 +277,7 @@ def iter_records(
         name: what to call the file in a message.
         check: whether the data's CRC is checked (the length's always is: without it nothing can be read).
         on_corrupt: is told of a record whose data have a wrong CRC, which comes all the same; None raises.
+        most: the longest record there may be, in bytes.
 
     Raises:
         DataError: a cut file, a wrong CRC or an absurd length, with file, record and byte offset.
@@ -278,7 +285,7 @@ def iter_records(
     offset = number = 0
     while header := read_exactly(file, HEADER_BYTES):
         place = f"{name}: record {number} at byte {offset}"
-        record, right = _read_body(file, header, offset, place, check=check)
+        record, right = _read_body(file, header, offset, place, check=check, most=most)
         if not right:
             msg = f"{place} is corrupt: the checksum of its {len(record.data)} bytes of data is wrong."
             if on_corrupt is None:
@@ -289,7 +296,7 @@ def iter_records(
         number += 1
 
 
-def read_record(file: BinaryIO, offset: int, place: str) -> Record:
+def read_record(file: BinaryIO, offset: int, place: str, most: int = MAX_RECORD_BYTES) -> Record:
     """The record whose length header starts at a place in an open, uncompressed, seekable file.
 
     Raises:
@@ -297,29 +304,34 @@ def read_record(file: BinaryIO, offset: int, place: str) -> Record:
     """
     file.seek(offset)
     place = f"{place} at byte {offset}"
-    record, right = _read_body(file, read_exactly(file, HEADER_BYTES), offset, place, check=True)
+    record, right = _read_body(file, read_exactly(file, HEADER_BYTES), offset, place, check=True, most=most)
     if not right:
         msg = f"{place} is corrupt: the checksum of its {len(record.data)} bytes of data is wrong."
         raise DataError(msg)
     return record
 
 
-def _read_body(file: BinaryIO, header: bytes, offset: int, place: str, *, check: bool) -> tuple[Record, bool]:
+def _read_body(
+    file: BinaryIO, header: bytes, offset: int, place: str, *, check: bool, most: int
+) -> tuple[Record, bool]:
     """What follows a header, and whether its checksum is right (or was not asked for)."""
-    size = check_header(header, place)
-    body = read_exactly(file, size + 4)
-    if len(body) < size + 4:
-        msg = f"{place} is cut: its header says {size} bytes, the file ends after {len(body)} of {size + 4}."
+    size = check_header(header, place, most)
+    # Two reads: to cut the checksum off one would copy the data.
+    data = read_exactly(file, size)
+    stored = read_exactly(file, 4) if len(data) == size else b""
+    there = len(data) + len(stored)
+    if there < size + 4:
+        msg = f"{place} is cut: its header says {size} bytes, the file ends after {there} of {size + 4}."
         raise DataError(msg)
-    record = Record(offset, body[:size], int.from_bytes(body[size:], "little"))
-    return record, not check or masked_crc(record.data) == record.crc
+    record = Record(offset, data, int.from_bytes(stored, "little"))
+    return record, not check or masked_crc(data) == record.crc
 
 
-def check_header(header: bytes, place: str) -> int:
+def check_header(header: bytes, place: str, most: int = MAX_RECORD_BYTES) -> int:
     """The length in a record's header.
 
     Raises:
-        DataError: fewer than 12 bytes, a wrong CRC, or over :data:`MAX_RECORD_BYTES`.
+        DataError: fewer than 12 bytes, a wrong CRC, or a length over ``most``.
     """
     if len(header) < HEADER_BYTES:
         msg = f"{place} is cut inside its length header: {len(header)} of {HEADER_BYTES} bytes are there."
@@ -328,8 +340,8 @@ def check_header(header: bytes, place: str) -> int:
     if masked_crc(header[:8]) != crc:
         msg = f"{place} is corrupt: the checksum of its length is wrong (or the file is no TFRecord file)."
         raise DataError(msg)
-    if size > MAX_RECORD_BYTES:
-        msg = f"{place} claims {size} bytes: no record is longer than {MAX_RECORD_BYTES}."
+    if size > most:
+        msg = f"{place} claims {size} bytes: no record is longer than {most} here."
         raise DataError(msg)
     return int(size)
 

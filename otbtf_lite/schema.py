@@ -10,6 +10,7 @@ import difflib
 import functools
 import math
 import operator
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,16 @@ STRING = "string"
 """The element type of variable-length byte strings."""
 
 _MAX_FEATURE_BYTES = 1 << 30
-_MAX_RANK = 254  # TensorFlow's own limit on the rank of a tensor
+MAX_RANK = 254
+"""TensorFlow's own limit on the rank of a tensor."""
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = 10
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it, shortened: a hostile file may hold a megabyte where a number should be."""
+    return _SHORT.repr(value)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -122,12 +132,14 @@ class Feature:
             shape = tuple(-1 if isinstance(n, bool) else operator.index(n) for n in self.shape)
         except TypeError:
             shape = (-1,)
-        if len(shape) > _MAX_RANK or any(n < 0 for n in shape):
-            msg = f"A feature's shape must be a list of at most {_MAX_RANK} non-negative integers, got {self.shape!r}."
+        if len(shape) > MAX_RANK or any(n < 0 for n in shape):
+            given = shown(self.shape)
+            msg = f"A feature's shape must be a list of at most {MAX_RANK} non-negative integers, got {given}."
             raise InputError(msg)
         object.__setattr__(self, "shape", shape)
-        if self.nbytes > _MAX_FEATURE_BYTES:
-            msg = f"A feature of shape {self.shape} and type {self.dtype} takes {self.nbytes} bytes: 1 GiB is the most."
+        # Dimensions have 63 bits in TensorFlow. Of larger ones Python may take minutes for the product.
+        if any(n >= 1 << 63 for n in shape) or self.nbytes > _MAX_FEATURE_BYTES:
+            msg = f"A feature of shape {shown(self.shape)} and type {self.dtype} is too large: 1 GiB is the most."
             raise InputError(msg)
 
     @property
@@ -324,11 +336,11 @@ def _feature_of(name: object, value: npt.ArrayLike) -> Feature:
 
 def _feature(name: object, entry: object) -> Feature:
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "codec"}:
-        msg = f"feature {name!r} must be an object with dtype, shape and codec, got {entry!r}."
+        msg = f"feature {name!r} must be an object with dtype, shape and codec, got {shown(entry)}."
         raise InputError(msg)
     dtype, shape, codec = entry["dtype"], entry["shape"], entry["codec"]
     if not isinstance(dtype, str) or not isinstance(shape, list | tuple) or not isinstance(codec, str):
-        msg = f"feature {name!r} must have text as dtype and codec and a list as shape, got {entry!r}."
+        msg = f"feature {name!r} must have text as dtype and codec and a list as shape, got {shown(entry)}."
         raise InputError(msg)
     try:
         return Feature(dtype, tuple(shape), codec)

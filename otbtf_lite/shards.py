@@ -3,73 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, cast
 
 from otbtf_lite import sharding
+from otbtf_lite.codecs import get_codec
+from otbtf_lite.compression import MAX_INFLATED_RECORD_BYTES, Inflated, sniff
 from otbtf_lite.errors import DataError, InputError
-from otbtf_lite.manifest import SHAPES_FILE, TYPES_FILE, Manifest, load_manifest
-from otbtf_lite.records import HEADER_BYTES, check_header, iter_records, read_exactly, record_offsets
-from otbtf_lite.schema import Schema
+from otbtf_lite.manifest import JOURNAL, MANIFEST, SHAPES_FILE, TYPES_FILE, Manifest, load_manifest, parse_object
+from otbtf_lite.records import (
+    HEADER_BYTES,
+    MAX_RECORD_BYTES,
+    Record,
+    check_header,
+    iter_records,
+    read_exactly,
+    record_offsets,
+)
+from otbtf_lite.schema import STRING, Schema
 from otbtf_lite.storage import Directory
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 20
+_SNIFFED_BYTES = 1 << 12
+_SLACK_BYTES = 1 << 20
+_SLACK_PER_FEATURE = 1 << 12
+_MOST_GROWTH = 12
 _MAX_JSON_BYTES = 1 << 24
 _CRC_BYTES = 4
-
-
-class Inflated:
-    """The uncompressed bytes of a gzip or zlib stream, read forwards.
-
-    Args:
-        file: the compressed stream.
-        name: what to call it in a message.
-    """
-
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file = file
-        self._name = name
-        self._inflate = zlib.decompressobj(47)  # 32 + 15 bits: gzip or zlib, by the header
-        self._ready = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        """At most ``size`` bytes, none at the end.
-
-        Raises:
-            DataError: the stream is damaged, cut, or followed by other bytes.
-        """
-        while not self._ready and not self._inflate.eof:
-            data = self._inflate.unconsumed_tail or self._file.read(_CHUNK)
-            try:
-                self._ready = memoryview(self._inflate.decompress(data, _CHUNK))
-            except zlib.error as error:
-                raise DataError(f"{self._name} is corrupt: its compressed stream can't be read ({error}).") from error
-            # Without data the call above gives what zlib still held back.
-            if not data and not self._ready and not self._inflate.eof:
-                raise DataError(f"{self._name} is cut: its compressed stream does not end.")
-        if self._inflate.eof and not self._ready:
-            self._next_member()
-        out, self._ready = self._ready[:size], self._ready[size:]
-        return bytes(out)
-
-    def _next_member(self) -> None:
-        """A gzip file may be several streams one after the other, as gzip and Beam write them."""
-        rest = self._inflate.unused_data or self._file.read(_CHUNK)
-        if not rest:
-            return
-        if not rest.startswith(b"\x1f\x8b"[: len(rest)]):
-            raise DataError(f"{self._name} has other bytes after its compressed stream.")
-        self._inflate = zlib.decompressobj(47)
-        try:
-            self._ready = memoryview(self._inflate.decompress(rest, _CHUNK))
-        except zlib.error as error:
-            raise DataError(f"{self._name} is corrupt: its compressed stream can't be read ({error}).") from error
 
 
 @contextlib.contextmanager
@@ -90,33 +53,72 @@ def sniff_compression(directory: Directory, name: str) -> str | None:
         DataError: it can't be read.
     """
     with directory.open(name) as file:
-        start = read_exactly(file, HEADER_BYTES)
+        start = read_exactly(file, _SNIFFED_BYTES)
     try:
-        check_header(start, name)
+        check_header(start[:HEADER_BYTES], name)
     except DataError:
-        if start[:2] == b"\x1f\x8b":
-            return "GZIP"
-        # RFC 1950: deflate in the low four bits, and the first two bytes are a multiple of 31.
-        if len(start) > 1 and start[0] & 0x0F == 8 and int.from_bytes(start[:2], "big") % 31 == 0:
-            return "ZLIB"
+        return sniff(start)
     return None
 
 
-def stored_first_crc(directory: Directory, name: str, compression: str | None) -> int | None:
+def longest_record(schema: Schema | None, compression: str | None) -> int:
+    """The most bytes that a record of a schema may claim, so that a false length can't claim the memory.
+
+    Records of fixed types and shapes get twice their size and a megabyte, for keys that the schema lacks; what another
+    codec than a tensor's makes of an element has at most the twelve bytes that an integer may take in a list.
+    """
+    if schema is None or any(feature.dtype == STRING for feature in schema.values()):
+        return MAX_INFLATED_RECORD_BYTES if compression else MAX_RECORD_BYTES
+    most = _SLACK_BYTES
+    for name, feature in schema.items():
+        fixed = get_codec(feature.codec).prefix(feature) is not None
+        most += _SLACK_PER_FEATURE + len(name.encode()) + feature.nbytes * (2 if fixed else _MOST_GROWTH)
+    return min(MAX_RECORD_BYTES, most)
+
+
+def shard_records(
+    directory: Directory,
+    name: str,
+    compression: str | None,
+    schema: Schema | None,
+    *,
+    check: bool = True,
+    on_corrupt: Callable[[str], object] | None = None,
+) -> Generator[Record]:
+    """Every record of a shard, one in memory at a time, as :func:`~otbtf_lite.records.iter_records` gives them.
+
+    Args:
+        directory: where it lies.
+        name: its name.
+        compression: how it is compressed.
+        schema: what its records hold, which limits their lengths; None: any.
+        check: as there.
+        on_corrupt: as there.
+
+    Raises:
+        DataError: as there, or it can't be opened.
+    """
+    most = longest_record(schema, compression)
+    with open_shard(directory, name, compression) as file:
+        yield from iter_records(file, directory.path(name), check=check, on_corrupt=on_corrupt, most=most)
+
+
+def stored_first_crc(directory: Directory, name: str, compression: str | None, schema: Schema) -> int | None:
     """The stored (masked) CRC of a shard's first record, without reading the record; None where there is none.
 
     Raises:
         DataError: the shard can't be read, or does not begin with a record.
     """
-    path = directory.path(name)
-    with open_shard(directory, name, compression) as file:
-        if compression:
-            first = next(iter_records(file, path, check=False), None)
-            return None if first is None else first.crc
+    if compression:
+        with contextlib.closing(shard_records(directory, name, compression, schema, check=False)) as records:
+            first = next(records, None)
+        return None if first is None else first.crc
+    with directory.open(name) as file:
         header = read_exactly(file, HEADER_BYTES)
         if not header:
             return None
-        size = check_header(header, f"{path}: record 0 at byte 0")
+        place = f"{directory.path(name)}: record 0 at byte 0"
+        size = check_header(header, place, longest_record(schema, compression))
         file.seek(HEADER_BYTES + size)
         crc = read_exactly(file, _CRC_BYTES)
     return int.from_bytes(crc, "little") if len(crc) == _CRC_BYTES else None
@@ -124,15 +126,16 @@ def stored_first_crc(directory: Directory, name: str, compression: str | None) -
 
 def first_fault(directory: Directory, name: str) -> str:
     """The first thing wrong with a shard that could not be read to its end, as a sentence."""
-    path = directory.path(name)
     number = 0
     try:
-        with open_shard(directory, name, sniff_compression(directory, name)) as file:
-            for _ in iter_records(file, path):
-                number += 1
+        for _ in shard_records(directory, name, sniff_compression(directory, name), None):
+            number += 1
     except DataError as error:
         return str(error)
-    return f"{path} ends after {number} records, fewer than there were when the data set was opened."
+    return (
+        f"{directory.path(name)} ends after {number} records, fewer than there were when the data set was opened: copy"
+        " it again or write the data set again."
+    )
 
 
 @dataclass(frozen=True)
@@ -176,12 +179,13 @@ class Finished:
         counts = []
         for name, compression in zip(self.names, self.compressions, strict=True):
             path = self.directory.path(name)
-            with open_shard(self.directory, name, compression) as file:
+            if compression:
                 counts.append(
-                    sum(1 for _ in iter_records(file, path, check=False))
-                    if compression
-                    else len(record_offsets(file, path, self.directory.size(name)))
+                    sum(1 for _ in shard_records(self.directory, name, compression, self.schema, check=False))
                 )
+            else:
+                with self.directory.open(name) as file:
+                    counts.append(len(record_offsets(file, path, self.directory.size(name))))
             if not counts[-1]:
                 raise DataError(f"{path} is empty: copy it again or write the data set again.")
         return counts
@@ -209,7 +213,10 @@ class Finished:
                     " again or write the data set again."
                 )
             compression = self.manifest.compression if self.manifest is not None else None
-            if first_records and stored_first_crc(self.directory, shard.name, compression) != shard.first_crc:
+            if (
+                first_records
+                and stored_first_crc(self.directory, shard.name, compression, self.schema) != shard.first_crc
+            ):
                 raise DataError(
                     f"{path} does not begin with the record that the manifest says: it was replaced or damaged. Copy it"
                     " again or write the data set again."
@@ -228,6 +235,8 @@ def open_finished(directory: Directory) -> Finished:
     if manifest is not None:
         return Finished(directory, manifest.schema, manifest)
     names = set(directory.names())
+    if MANIFEST in names or JOURNAL in names:  # someone has begun to write, or ended, since the look for a manifest
+        raise DataError(f"{directory.url} is being written just now: wait until that is done.")
     if TYPES_FILE not in names or SHAPES_FILE not in names or not sharding.numeric_order(names):
         raise DataError(
             f"{directory.url} holds no data set: there is neither a manifest.json nor {TYPES_FILE}, {SHAPES_FILE}"
@@ -247,11 +256,4 @@ def load_json(directory: Directory, name: str) -> dict[str, Any]:
     Raises:
         DataError: the file can't be read or holds something else.
     """
-    path = directory.path(name)
-    try:
-        data = json.loads(directory.read(name, _MAX_JSON_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(data, dict):
-        raise DataError(f"{path} must hold a JSON object, it holds a {type(data).__name__}.")
-    return data
+    return parse_object(directory.read(name, _MAX_JSON_BYTES), directory.path(name))

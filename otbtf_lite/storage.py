@@ -131,7 +131,7 @@ class Directory:
             msg = f"{self.path(name)} has {size} bytes, more than the {most} that such a file may have."
             raise DataError(msg)
         with self.open(name) as file:
-            return file.read(most)
+            return file.read(size)  # not `most`: Python makes room for as much as is asked for
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a small file under a temporary name, then gives it its own.
@@ -139,24 +139,31 @@ class Directory:
         Raises:
             DataError: it can't be written.
         """
-        with self.create(temporary_name(name)) as file:
+        with self.create(temporary_name(name), name) as file:
             file.write(data)
-        self.replace(temporary_name(name), name)
 
     @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[FileWriter]:
+    def create(self, name: str, final: str | None = None) -> Iterator[FileWriter]:
         """A new file opened for writing; it is removed again where the block raises, and the error passes as it is.
+
+        Args:
+            name: where it is written.
+            final: the name that it gets at the end; None: it keeps the first.
 
         Raises:
             DataError: it can't be written.
         """
-        writer = FileWriter(self, name)
+        writer = None
         try:
+            writer = FileWriter(self, name)
             yield writer
             writer.close()
-        except BaseException:
+            if final is not None:
+                self.replace(name, final)
+        except BaseException:  # an interrupt at any moment, also just before the renaming
             with contextlib.suppress(DataError):  # the first error is the one to tell
-                writer.close()
+                if writer is not None:
+                    writer.close()
             with contextlib.suppress(DataError):
                 self.remove(name)
             raise

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from otbtf_lite import sharding
-from otbtf_lite.errors import DataError
+from otbtf_lite.errors import DataError, InputError
 from otbtf_lite.manifest import SHAPES_FILE, TYPES_FILE, Shard
 from otbtf_lite.progress import bar
-from otbtf_lite.records import ShardDigest, decode_example, example_values, iter_records
+from otbtf_lite.records import ShardDigest, decode_example, example_values
 from otbtf_lite.schema import Schema
-from otbtf_lite.shards import Finished, load_json, open_finished, open_shard, sniff_compression
+from otbtf_lite.shards import Finished, load_json, open_finished, shard_records, sniff_compression
 from otbtf_lite.storage import Directory
 
 
@@ -24,43 +25,47 @@ def directory_faults(directory: Directory, *, threads: int | None = None, progre
         directory: where it lies.
         threads: how many shards are read at once; None: one a processor.
         progress: show a progress bar; None does so on a terminal.
+
+    Raises:
+        InputError: a number of threads below 1.
     """
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise InputError(f"threads must be an integer of at least 1, got {threads!r}.")
     try:
         found = open_finished(directory)
+        faults = _side_faults(found)
     except DataError as error:
         return [str(error)]
-    faults = _side_faults(found)
+
+    def check(number: int) -> list[str]:
+        if found.manifest is not None:
+            return shard_faults(directory, found.manifest.shards[number], found.schema, found.manifest.compression)
+        return _unlisted_faults(directory, found.names[number], found.schema)
+
     with (
         bar(len(found.names), "verifying", "shard", progress) as shown,
-        ThreadPoolExecutor(threads or _cores()) as pool,
+        ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="otbtf-lite-verify") as pool,
     ):
-
-        def check(number: int) -> list[str]:
-            shard = found.manifest.shards[number] if found.manifest is not None else found.names[number]
-            own = (
-                shard_faults(directory, shard, found.schema, found.compressions[number])
-                if isinstance(shard, Shard)
-                else list(_record_faults(directory, shard, found.compressions[number], found.schema, ShardDigest()))
-            )
-            shown.update()
-            return own
-
         for own in pool.map(check, range(len(found.names))):
             faults += own
+            shown.update()
     return faults
 
 
 def file_faults(path: str | os.PathLike[str]) -> list[str]:
     """Every fault of any one TFRecord file, whatever wrote it: framing, checksums, and that records are Examples."""
     folder, name = os.path.split(os.fspath(path))
-    directory = Directory(folder or ".")
+    return _unlisted_faults(Directory(folder or "."), name, None)
+
+
+def _unlisted_faults(directory: Directory, name: str, schema: Schema | None) -> list[str]:
+    """Every fault of a file of which no manifest says anything."""
+    digest = ShardDigest()
     try:
-        compression = sniff_compression(directory, name)
-        digest = ShardDigest()
-        faults = list(_record_faults(directory, name, compression, None, digest))
-        return faults or ([] if digest.records else [f"{os.fspath(path)} is empty: it has no records."])
+        faults = list(_record_faults(directory, name, sniff_compression(directory, name), schema, digest))
     except DataError as error:
         return [str(error)]
+    return faults or ([] if digest.records else [f"{directory.path(name)} is empty: it has no records."])
 
 
 def shard_faults(
@@ -80,9 +85,7 @@ def shard_faults(
     try:
         size = directory.size(shard.name)
         faults = [] if size == shard.bytes else [f"{path} has {size} bytes where the manifest says {shard.bytes}."]
-        faults += _record_faults(
-            directory, shard.name, compression, schema if parse else None, digest, only_bytes=not parse
-        )
+        faults += _record_faults(directory, shard.name, compression, schema, digest, only_bytes=not parse)
     except DataError as error:
         return [str(error)]
     if faults:
@@ -104,45 +107,52 @@ def _record_faults(
     only_bytes: bool = False,
 ) -> Iterator[str]:
     """The faults of a shard's records; after one in the framing the rest can't be found."""
-    path = directory.path(name)
     corrupt: list[str] = []
     try:
-        with open_shard(directory, name, compression) as file:
-            for number, record in enumerate(iter_records(file, path, on_corrupt=corrupt.append)):
-                if corrupt:
-                    yield corrupt.pop()
-                    continue
-                digest.add(struct.pack("<QI", len(record.data), record.crc))
-                if only_bytes:
-                    continue
-                try:
-                    if schema is None:
-                        example_values(memoryview(record.data))
-                    else:
-                        decode_example(schema, record.data)
-                except DataError as error:
-                    yield f"{path}: record {number} at byte {record.offset} {error}."
+        records = shard_records(directory, name, compression, schema, on_corrupt=corrupt.append)
+        for number, record in enumerate(records):
+            if corrupt:
+                yield corrupt.pop()
+                continue
+            digest.add(struct.pack("<QI", len(record.data), record.crc))
+            if only_bytes:
+                continue
+            try:
+                if schema is None:
+                    example_values(memoryview(record.data))
+                else:
+                    decode_example(schema, record.data)
+            except DataError as error:
+                yield f"{directory.path(name)}: record {number} at byte {record.offset} {error}."
     except DataError as error:
         yield str(error)
 
 
 def _side_faults(found: Finished) -> list[str]:
     """Faults of what lies beside the shards: JSON files that say something else, shards that nobody knows."""
-    directory, faults = found.directory, []
+    directory = found.directory
     if found.manifest is None:
-        last = sharding.shard_number(found.names[-1])
-        missing = [n for n in map(sharding.shard_name, range((last or 0) + 1)) if n not in found.names]
-        return [f"{directory.path(name)} is missing: shards are numbered without gaps." for name in missing]
-    names = directory.names()
-    faults += [
+        # Not counted one by one: a stray file's number may be a billion.
+        numbers = [-1, *(number for name in found.names if (number := sharding.shard_number(name)) is not None)]
+        gaps = ((before + 1, after - 1) for before, after in itertools.pairwise(numbers) if after - before > 1)
+        return [
+            f"{directory.path(sharding.shard_name(first))} is missing{_up_to(last) if last > first else ''}: shards"
+            " have numbers without gaps."
+            for first, last in gaps
+        ]
+    faults = [
         f"{directory.path(name)} is not in the manifest: remove it, or OTBTF reads it too."
-        for name in sharding.numeric_order(names)
-        if name not in found.names
+        for name in directory.names()
+        if name.endswith(".records") and not name.startswith(".") and name not in found.names
     ]
     if all(feature.codec == "tensor" for feature in found.schema.values()):
         for name, right in ((TYPES_FILE, found.schema.types_json()), (SHAPES_FILE, found.schema.shapes_json())):
             faults += _json_faults(directory, name, right)
     return faults
+
+
+def _up_to(last: int) -> str:
+    return f", and so is all up to {sharding.shard_name(last)}"
 
 
 def _json_faults(directory: Directory, name: str, right: Mapping[str, object]) -> list[str]:
@@ -151,7 +161,3 @@ def _json_faults(directory: Directory, name: str, right: Mapping[str, object]) -
     except DataError as error:
         return [str(error)]
     return [] if said == right else [f"{directory.path(name)} says something else than the manifest."]
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1

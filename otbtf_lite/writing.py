@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import platform
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from otbtf_lite import sharding
 from otbtf_lite._version import __version__
 from otbtf_lite.codecs import get_codec
+from otbtf_lite.compression import MAX_INFLATED_RECORD_BYTES, Deflated
 from otbtf_lite.errors import DataError, InputError
 from otbtf_lite.manifest import (
     COMPRESSIONS,
@@ -36,13 +37,15 @@ from otbtf_lite.manifest import (
     load_journal,
 )
 from otbtf_lite.progress import bar
-from otbtf_lite.records import RawEncoder, RecordEncoder, ShardDigest
+from otbtf_lite.records import FRAME_BYTES, RawEncoder, RecordEncoder, ShardDigest
 from otbtf_lite.schema import Schema, dtype_name
-from otbtf_lite.storage import Directory, FileWriter, WriteLock, temporary_name
+from otbtf_lite.shards import longest_record
+from otbtf_lite.storage import Directory, WriteLock, temporary_name
 
 if TYPE_CHECKING:
     from otbtf_lite.grid import Positions
 
+_RESULTS = ("statistics", "class_counts")  # known at the end only, so no settings that a resumed run must share
 _SHOWN = 60  # characters of a setting in a message
 _MEMBERS = ("size", "output_types", "output_shapes", "read_one_sample")
 
@@ -69,6 +72,8 @@ class Pass:
     """Where the samples are, in the same order, where they come from places."""
     with_seed: Callable[[int], Pass] | None = None
     """The same pass in the order of another seed, where the one there is was not asked for by anyone."""
+    summary: Callable[[int], Mapping[str, Any]] | None = None
+    """Statistics of the first so many samples, once these have been taken: further JSON values for the manifest."""
     raw: bool = False
     """Whether ``samples`` gives :class:`~otbtf_lite.records.Record`, which are written as they are."""
 
@@ -154,6 +159,30 @@ def write_records(
     return job.run(overwrite=overwrite, resume=resume)
 
 
+def check_free(directory: Directory, *, overwrite: bool, resume: bool) -> None:
+    """Whether a directory can be written to as asked.
+
+    Raises:
+        DataError: it holds a data set already, or nothing that can be resumed.
+    """
+    names = directory.names()
+    taken = [name for name in _ours(names) if name in names]
+    if taken and not overwrite and not resume:
+        raise DataError(
+            f"{directory.url} already holds {len(taken)} files of a data set ({taken[0]} ...): write elsewhere, or ask"
+            " for overwrite (or, where a run broke off, resume)."
+        )
+    if resume and MANIFEST in names and JOURNAL not in names:
+        raise DataError(f"{directory.url} is finished already: there is nothing to resume.")
+    if resume and taken and JOURNAL not in names:
+        raise DataError(f"{directory.url} has no journal ({JOURNAL}) to resume from: ask for overwrite.")
+
+
+def _ours(names: Iterable[str]) -> list[str]:
+    """The names that a data set may have in its directory, the journal's last; of shards those that are there."""
+    return [MANIFEST, TYPES_FILE, SHAPES_FILE, POSITIONS_FILE, *sharding.numeric_order(names), JOURNAL]
+
+
 @dataclass
 class _Job:
     directory: Directory
@@ -166,11 +195,10 @@ class _Job:
     progress: bool | None
 
     def run(self, *, overwrite: bool, resume: bool) -> Manifest:
-        self._check_free(overwrite=overwrite, resume=resume)
         made = self.directory.make()
         try:
             with WriteLock(self.directory):
-                self._check_free(overwrite=overwrite, resume=resume)
+                check_free(self.directory, overwrite=overwrite, resume=resume)
                 known = load_journal(self.directory) if resume else None
                 if known is not None:
                     self._take_seed(known)
@@ -182,19 +210,6 @@ class _Job:
                 return self._write(known, overwrite=overwrite)
         finally:
             self.directory.unmake(made)
-
-    def _check_free(self, *, overwrite: bool, resume: bool) -> None:
-        names = self.directory.names()
-        taken = [name for name in self._ours(names) if name in names]
-        if taken and not overwrite and not resume:
-            raise DataError(
-                f"{self.directory.url} already holds {len(taken)} files of a data set ({taken[0]} ...): write"
-                " elsewhere, or ask for overwrite (or, where a run broke off, resume)."
-            )
-        if resume and MANIFEST in names and JOURNAL not in names:
-            raise DataError(f"{self.directory.url} is finished already: there is nothing to resume.")
-        if resume and taken and JOURNAL not in names:
-            raise DataError(f"{self.directory.url} has no journal ({JOURNAL}) to resume from: ask for overwrite.")
 
     def _write(self, known: Journal | None, *, overwrite: bool) -> Manifest:
         done = self._checked_shards(known) if known else {}
@@ -208,6 +223,9 @@ class _Job:
             try:
                 if overwrite:
                     self._clear(keep=JOURNAL)
+                else:  # OTBTF's reader knows no journal: what it needs beside the shards comes after them
+                    for name in (TYPES_FILE, SHAPES_FILE):
+                        self.directory.remove(name)
                 shards = self._write_shards(done, stream)
                 self._write_side_files()
             except BaseException:
@@ -215,9 +233,10 @@ class _Job:
                 if not sharding.numeric_order(self.directory.names()):
                     self._clear(keep=None)
                 raise
+        results = {} if self.source.summary is None else self.source.summary(self.plan.n_samples)
         manifest = Manifest(
-            self.schema, tuple(shards), self.compression, self.source.seed, max(self.plan.counts),
-            self.dropped, self.details, _versions(self.compression),
+            self.schema, tuple(shards), self.compression, self.source.seed, max(self.plan.counts), self.dropped,
+            {**self.details, **checked_details(results, self.directory.url)}, _versions(self.compression),
         )  # fmt: skip
         commit(self.directory, manifest)
         return manifest
@@ -259,17 +278,28 @@ class _Job:
     ) -> Shard:
         name = sharding.shard_name(index)
         digest = ShardDigest()
-        with self.directory.create(temporary_name(name)) as file:
-            sink = _Compressor(file, self.compression) if self.compression else file
+        most = longest_record(self.schema, self.compression) + FRAME_BYTES
+        with (
+            self.directory.create(temporary_name(name), name) as file,
+            Deflated(file, self.compression) if self.compression else contextlib.nullcontext(file) as sink,
+        ):
             seen = 0
             for data in encoder.encode(itertools.islice(stream, count), digest):
+                self._check_length(len(data), most)
                 sink.write(data)
                 shown.update(digest.records - seen)
                 seen = digest.records
-            if isinstance(sink, _Compressor):
+            if isinstance(sink, Deflated):
                 sink.finish()
-        self.directory.replace(temporary_name(name), name)
         return Shard(name, digest.records, file.bytes, digest.hexdigest(), digest.first_crc or 0)
+
+    def _check_length(self, size: int, most: int) -> None:
+        """Readers refuse what could be a trap. Only records without a fixed size, which come singly, can be so long."""
+        if size > max(most, MAX_INFLATED_RECORD_BYTES):
+            raise InputError(
+                f"A record of {size} bytes is too long for a compressed shard, whose readers take {most} at most: write"
+                " it uncompressed."
+            )
 
     def _write_side_files(self) -> None:
         if all(feature.codec == "tensor" for feature in self.schema.values()):
@@ -283,17 +313,12 @@ class _Job:
                 write_positions(self.source.positions[: self.plan.n_samples], path)
                 self.directory.write(POSITIONS_FILE, path.read_bytes())
 
-    @staticmethod
-    def _ours(names: Iterable[str]) -> list[str]:
-        """The names that a data set may have in its directory, the journal's last; of shards those that are there."""
-        return [MANIFEST, TYPES_FILE, SHAPES_FILE, POSITIONS_FILE, *sharding.numeric_order(names), JOURNAL]
-
     def _clear(self, *, keep: str | None) -> None:
         """Removes what belongs to a data set. Where the journal is kept it was there first: no state looks complete."""
         names = self.directory.names()
         unfinished = [name[1:-4] for name in names if name == temporary_name(name[1:-4])]
-        temporary = [temporary_name(name) for name in self._ours(unfinished)]
-        for name in [*temporary, *self._ours(names)]:
+        temporary = [temporary_name(name) for name in _ours(unfinished)]
+        for name in [*temporary, *_ours(names)]:
             if name in names and name != keep:
                 self.directory.remove(name)
 
@@ -304,7 +329,7 @@ class _Job:
             "n_samples_per_shard": max(self.plan.counts),
             "compression": self.compression,
             "seed": self.source.seed,
-            **self.details,
+            **{key: value for key, value in self.details.items() if key not in _RESULTS},
         }
 
     @staticmethod
@@ -315,7 +340,7 @@ class _Job:
             "n_samples_per_shard": manifest.n_samples_per_shard,
             "compression": manifest.compression,
             "seed": manifest.seed,
-            **manifest.details,
+            **{key: value for key, value in manifest.details.items() if key not in _RESULTS},
         }
 
     def _take_seed(self, known: Journal | Manifest) -> None:
@@ -389,29 +414,7 @@ class _Stream:
             close()
 
 
-class _Compressor:
-    """Compresses what is written to a file, by isal where it is installed, else zlib."""
-
-    def __init__(self, file: FileWriter, compression: str) -> None:
-        library: Any
-        try:
-            from isal import isal_zlib as library
-        except ImportError:
-            library = zlib
-        self._file = file
-        # 16 + 15 bits make a gzip stream, with no name and no time in its header
-        self._stream = library.compressobj(1, zlib.DEFLATED, 31 if compression == "GZIP" else 15)
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._file.write(self._stream.compress(data))
-
-    def finish(self) -> None:
-        self._file.write(self._stream.flush())
-
-
 def _json(data: Mapping[str, Any]) -> bytes:
-    import json
-
     return json.dumps(data, indent=4).encode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,18 @@ def shared_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture
+def own_threads() -> Callable[[], list[str]]:
+    """``own_threads()`` names the project's threads that began in the test: those of others may end at any moment."""
+    before = set(threading.enumerate())
+
+    def names() -> list[str]:
+        begun = set(threading.enumerate()) - before
+        return sorted(thread.name for thread in begun if thread.name.startswith("otbtf-lite"))
+
+    return names
 
 
 @pytest.fixture

@@ -140,3 +140,31 @@ def test_what_is_no_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         main(["convrt"])
     assert stop.value.code == 2
     assert "convrt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ('{"../train" = 0.5, test = 0.5}', "'../train' can't be a directory's name"),
+        ('{".train" = 0.5, test = 0.5}', "'.train' can't be a directory's name"),
+        ("{train = 0.5, Train = 0.5}", "'train' and 'Train' differ only in case"),
+    ],
+)
+def test_splits_are_plain_directories(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], names: str, message: str
+) -> None:
+    recipe.write_text(RECIPE.replace("{train = 0.5, test = 0.5}", names))
+    assert main(["convert", str(recipe), "-o", str(tmp_path / "out")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "train").exists()
+
+
+def test_no_split_is_written_where_another_can_not_be(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out" / "test").mkdir(parents=True)
+    (tmp_path / "out" / "test" / "0.records").write_bytes(b"another data set")
+    assert main(["convert", str(recipe), "-o", str(tmp_path / "out"), "-q"]) == 1
+    assert "already holds" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "train").exists()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,11 @@ from otbtf_lite.schema import Sample
 THREAD = "otbtf-lite-dataset"
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD)]
-
-
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    assert threads() == []
-    yield
-    assert threads() == []
+def threads(own_threads: Callable[[], list[str]]) -> Iterator[Callable[[], list[str]]]:
+    """Names of the threads there are; in the end there must be none."""
+    yield own_threads
+    assert own_threads() == []
 
 
 class Numbers(PatchesReaderBase):
@@ -254,7 +250,9 @@ class TestMembers:
             assert sorted(flat(batches(dataset.get_tf_dataset(2, drop_remainder=False)))) == list(range(7))
         assert sorted(numbers(otbtf_style.read(tmp_path / "x"))) == list(range(7))
 
-    def test_nothing_is_started_and_only_the_first_sample_read(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_nothing_is_started_and_only_the_first_sample_read(
+        self, caplog: pytest.LogCaptureFixture, threads: Callable[[], list[str]]
+    ) -> None:
         caplog.set_level(logging.INFO, "otbtf_lite")
         reader = Numbers(fails_at=1, error=DataError("read too early"))
         dataset = Dataset(reader)
@@ -287,7 +285,7 @@ class TestThreads:
             found = flat(list(pool.map(lambda _: read(dataset, 50), range(8))))
         assert Counter(found) == Counter(range(400))
 
-    def test_close_joins_the_thread_and_reading_starts_anew(self) -> None:
+    def test_close_joins_the_thread_and_reading_starts_anew(self, threads: Callable[[], list[str]]) -> None:
         reader = Numbers()
         dataset = Dataset(reader, 4, seed=1)
         first = read(dataset, 6)
@@ -299,7 +297,7 @@ class TestThreads:
         dataset.close()
         dataset.close()
 
-    def test_a_pass_cut_short_ends_its_thread(self) -> None:
+    def test_a_pass_cut_short_ends_its_thread(self, threads: Callable[[], list[str]]) -> None:
         dataset = Dataset(Numbers(), 4)
         samples = dataset.samples()
         next(samples)
@@ -307,7 +305,7 @@ class TestThreads:
         samples.close()  # type: ignore[attr-defined]  # a generator
         assert threads() == []
 
-    def test_close_ends_the_passes_that_are_being_read(self) -> None:
+    def test_close_ends_the_passes_that_are_being_read(self, threads: Callable[[], list[str]]) -> None:
         dataset = Dataset(Numbers(), 4)
         samples = dataset.samples()
         next(samples)
@@ -366,7 +364,11 @@ class TestConversion:
         assert manifest is not None
         assert manifest.seed == 7
         assert manifest.dropped == {"rejected": {"nodata": 4}, "remainder": 3}
-        assert manifest.details == {"sources": {"x": {"paths": ["x.tif"]}}, "sampling": {"method": "by hand"}}
+        assert manifest.details == {
+            "order": "random",
+            "sources": {"x": {"paths": ["x.tif"]}},
+            "sampling": {"method": "by hand"},
+        }
 
     @pytest.mark.parametrize("subset", [None, 17])
     def test_a_run_that_broke_off_is_resumed_to_the_same_bytes(self, tmp_path: Path, subset: int | None) -> None:

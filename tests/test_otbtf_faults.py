@@ -218,23 +218,23 @@ def damaged(image: MakeRaster) -> Path:
 
 
 @MODES
-def test_no_pixel_is_read_and_nothing_starts_in_a_constructor(damaged: Path, streaming: bool) -> None:
-    running = threading.active_count()
+def test_no_pixel_is_read_and_nothing_starts_in_a_constructor(
+    damaged: Path, streaming: bool, own_threads: Callable[[], list[str]]
+) -> None:
     with DatasetFromPatchesImages({"xs": [damaged]}, streaming, seed=0) as dataset:
         assert dataset.size == 40
         assert dataset.output_shapes == {"xs": (16, 16, 1)}
         batches = dataset.get_tf_dataset(8, targets_keys=[])
         assert batches.cardinality() == 5
-        assert threading.active_count() == running
+        assert own_threads() == []
 
 
-def test_a_constructor_asks_for_the_first_sample_alone() -> None:
-    running = threading.active_count()
+def test_a_constructor_asks_for_the_first_sample_alone(own_threads: Callable[[], list[str]]) -> None:
     reader = Spy()
     with Dataset(reader, buffer_length=3, seed=0) as dataset:
         dataset.get_tf_dataset(4)
         assert dataset.output_shapes["xs"] == (2, 2, 1)
-        assert threading.active_count() == running
+        assert own_threads() == []
     assert reader.asked == [0]
     assert reader.stats_asked == 0
 

@@ -25,7 +25,7 @@ from otbtf_lite.sampling import at_random, on_grid
 from otbtf_lite.stats import BandStats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from otbtf_lite.schema import Sample
@@ -141,17 +141,15 @@ def test_nothing_is_opened_before_use(tmp_path: Path) -> None:
         reader.get_sample(0)
 
 
-def test_no_threads_run_before_use_nor_after_close(sources: dict[str, RasterSource], positions: Positions) -> None:
-    def running() -> int:
-        return sum(thread.name.startswith("otbtf-lite-read") for thread in threading.enumerate())
-
-    before = running()
+def test_no_threads_run_before_use_nor_after_close(
+    sources: dict[str, RasterSource], positions: Positions, own_threads: Callable[[], list[str]]
+) -> None:
     reader = RasterPatchesReader(sources, positions, threads=2)
-    assert running() == before
+    assert not own_threads()
     first = reader.get_samples(range(20))
-    assert running() > before
+    assert own_threads()
     reader.close()
-    assert running() == before
+    assert not own_threads()
     reader.close()
     again = reader.get_samples(range(20))  # opens again
     assert all(same(a, b) for a, b in zip(first, again, strict=True))

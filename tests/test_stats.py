@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from otbtf_lite.errors import InputError
-from otbtf_lite.stats import BandStats, ClassCounts
+from otbtf_lite.stats import PERCENTILES, BandStats, ClassCounts, Summary
 
 images = hnp.arrays(
     np.float64,
@@ -84,7 +84,9 @@ def test_half_missing() -> None:
     image[:2] = -9999
     stats = BandStats(1)
     stats.update(image, image[:, :, 0] != -9999)
-    assert stats.to_json() == {"count": [8], "min": [3.0], "max": [3.0], "mean": [3.0], "std": [0.0]}
+    found = stats.to_json()
+    assert found.pop("percentiles") == {str(percent): [3.0] for percent in PERCENTILES}
+    assert found == {"count": [8], "min": [3.0], "max": [3.0], "mean": [3.0], "std": [0.0]}
 
 
 def test_a_mask_for_each_band() -> None:
@@ -96,6 +98,7 @@ def test_a_mask_for_each_band() -> None:
 
 def test_nothing_at_all_is_json_too() -> None:
     found = json.loads(json.dumps(BandStats(2).to_json(), allow_nan=False))
+    assert set(map(tuple, found.pop("percentiles").values())) == {(None, None)}
     assert found == {"count": [0, 0]} | {name: [None, None] for name in ("min", "max", "mean", "std")}
 
 
@@ -161,3 +164,122 @@ def test_classes_are_integers() -> None:
         ClassCounts().update(np.zeros(3))
     with pytest.raises(InputError, match=r"\(3,\)"):
         ClassCounts().update(np.zeros(3, int), np.ones(4, bool))
+
+
+def test_counts_of_the_largest_classes() -> None:
+    counts = ClassCounts()
+    counts.update(np.array([2**64 - 1, 2**64 - 3, 2**64 - 1], np.uint64))
+    counts.update(np.array([0, 2**63], np.uint64))
+    assert counts.counts == {0: 1, 2**63: 1, 2**64 - 3: 1, 2**64 - 1: 2}
+
+
+@settings(max_examples=60)
+@given(
+    hnp.arrays(
+        st.sampled_from([np.dtype(t) for t in ("uint8", "int8", "uint16", "int16", "bool")]),
+        st.tuples(st.integers(1, 40), st.just(2)),
+    ),
+    st.lists(st.floats(0, 100), min_size=1, max_size=4),
+)
+def test_percentiles_of_small_integers_are_exact(array: np.ndarray[Any, Any], percents: list[float]) -> None:
+    stats = BandStats(2)
+    for row in array:
+        stats.update(row)
+    found = stats.percentiles(percents)
+    for band in range(2):
+        ranked = np.sort(array[:, band].astype(np.int64))
+        for percent, value in zip(percents, found[:, band], strict=True):
+            assert value in ranked
+            # No more than that share lies below, and no more than the rest above.
+            assert (ranked < value).mean() <= percent / 100 + 1e-9
+            assert (ranked > value).mean() <= 1 - percent / 100 + 1e-9
+
+
+@settings(max_examples=60)
+@given(
+    hnp.arrays(
+        st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)]),
+        st.tuples(st.integers(1, 60), st.just(1)),
+        elements=st.floats(-(2.0**70), 2.0**70, width=32),
+    )
+)
+def test_percentiles_of_other_values_are_right_to_a_thousandth(array: np.ndarray[Any, Any]) -> None:
+    stats = BandStats(1)
+    stats.update(array)
+    exact = np.percentile(array[:, 0].astype(np.float64), PERCENTILES, method="inverted_cdf")
+    np.testing.assert_allclose(stats.percentiles(PERCENTILES)[:, 0], exact, rtol=1.001e-3, atol=2.4e-10)
+
+
+def test_percentiles_of_integers_and_other_values_together() -> None:
+    stats = BandStats(1)
+    stats.update(np.arange(100, dtype=np.uint8)[:, None])
+    stats.update(np.arange(100, 200, dtype=np.int32)[:, None])
+    assert stats.percentiles([0, 25, 50]).ravel().tolist() == [0, 49, 99]
+    assert stats.percentiles([75, 100]).ravel() == pytest.approx([149, 199], rel=1e-3)
+    assert (stats.mean[0], stats.std[0]) == (99.5, pytest.approx(np.arange(200).std(), rel=1e-14))
+
+
+def test_percentages_are_checked() -> None:
+    with pytest.raises(InputError, match="from 0 to 100"):
+        BandStats(1).percentiles([101])
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(hnp.arrays(np.float64, 5, elements=st.floats()), min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_no_order_of_the_parts_changes_a_bit(parts: list[np.ndarray[Any, Any]], random: Any) -> None:
+    def total(order: list[np.ndarray[Any, Any]], groups: int) -> dict[str, Any]:
+        sums = [BandStats(1) for _ in range(groups)]
+        for number, part in enumerate(order):
+            sums[number % groups].update(part[:, None])
+        for each in sums[1:]:
+            sums[0].merge(each)
+        return sums[0].to_json()
+
+    expected = total(parts, 1)
+    shuffled = list(parts)
+    random.shuffle(shuffled)
+    assert total(shuffled, 3) == expected
+    json.dumps(expected, allow_nan=False)
+
+
+def test_huge_values_do_not_overflow() -> None:
+    stats = BandStats(1)
+    stats.update(np.array([[1e300], [-1e300]]))
+    assert (stats.mean[0], stats.std[0]) == (0, math.inf)
+    stats = BandStats(1)
+    stats.update(np.array([[1e300], [1e300]]))
+    assert (stats.mean[0], stats.std[0]) == (1e300, 0)
+
+
+def test_memory_does_not_grow_with_the_values() -> None:
+    stats = BandStats(1)
+    rng = np.random.default_rng(0)
+    for exponent in range(-300, 300, 3):
+        stats.update(rng.normal(size=(1000, 1)) * 10.0**exponent)
+    assert stats._bins[0].counts.nbytes <= 1_500_000
+    for _ in range(3):
+        stats.update(rng.integers(0, 2**16, (1000, 1)).astype(np.uint16))
+    assert stats._values[0].counts.nbytes <= 8 << 16
+
+
+def test_a_summary_tells_measurements_from_classes() -> None:
+    parts = []
+    for number in range(2):
+        part = Summary()
+        part.update("x", np.full((2, 2, 3), number, np.uint8))
+        part.update("y", np.full((2, 2, 1), number, np.uint8), np.eye(2, dtype=bool), categorical=True)
+        part.update("text", np.array(["a"]))
+        part.update("z", np.ones((2, 2, 1), np.complex64))
+        part.update("share", np.float32(number), categorical=True)
+        parts.append(part)
+    parts[0].merge(parts[1])
+    found = parts[0].to_json()
+    assert list(found) == ["statistics", "class_counts"]
+    assert found["class_counts"] == {"y": {"0": 2, "1": 2}}
+    assert list(found["statistics"]) == ["share", "x"]
+    assert found["statistics"]["x"]["count"] == [8, 8, 8]
+    assert found["statistics"]["x"]["mean"] == [0.5, 0.5, 0.5]
+    assert Summary().to_json() == {}

@@ -153,7 +153,7 @@ class TestProperties:
         assert (tmp_path / "x.json").read_text() == json.dumps(data, indent=4)
         assert TFRecords.load(str(tmp_path / "x.json")) == data
         (tmp_path / "x.json").write_text("[1]")
-        with pytest.raises(DataError, match=r"x.json must hold a JSON object, it holds a list"):
+        with pytest.raises(DataError, match=r"x.json must be a JSON object, got list"):
             TFRecords.load(tmp_path / "x.json")
         (tmp_path / "x.json").write_text("{")
         with pytest.raises(DataError, match=r"x.json is not valid JSON"):
