@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,8 @@ def change(path: Path, at: int, by: bytes | None = None) -> None:
     by = bytes([data[at] ^ 1]) if by is None else by
     data[at : at + len(by)] = by
     path.write_bytes(data)
+
+
+def hearing_interrupts() -> None:
+    """For ``preexec_fn``: a shell's background jobs ignore Ctrl-C, and what they start inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -228,7 +228,14 @@ sys.exit(cli.main(["verify", sys.argv[1], "--threads", "1"]))
 def test_signals_end_verify_at_once_with_one_line(tmp_path: Path, number: int, status: int, said: bytes) -> None:
     folder = numbered.write(tmp_path / "a", 40, 1)
     command = [sys.executable, "-c", SLOW, str(folder)]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        cwd=PROJECT,
+        stdout=pipe,
+        stderr=pipe,
+        preexec_fn=numbered.hearing_interrupts,  # noqa: PLW1509
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begins\n"
         start = time.monotonic()

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numbered
 import numpy as np
 import pytest
 
@@ -217,7 +218,7 @@ def test_a_signal_ends_it_with_one_line_and_it_is_resumed(
     tmp_path: Path, conversion: Conversion, number: int, status: int, share: float
 ) -> None:
     out = tmp_path / "out"
-    with conversion.start(out) as process:
+    with conversion.start(out, preexec_fn=numbered.hearing_interrupts) as process:
         begun(process, out, conversion.files, share * conversion.seconds)
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
