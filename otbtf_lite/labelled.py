@@ -120,11 +120,11 @@ def from_vector(
     """
     classdraw.class_quotas({}, strategy, n)  # wrong arguments are noticed before files are read
     if strategy != "all":
-        _given(seed)
+        given_seed(seed)
     rng = generator(0 if seed is None else seed, _VECTOR_STREAM)
     features = read_features(vector, field, source.grid, layer=layer)
     if features.polygons:
-        area = patch_area(source.grid, source.patch_size, _name(source))
+        area = patch_area(source.grid, source.patch_size, source_name(source))
         rows, cols, labels = _from_pixels(
             Burner(features, source.grid), area, strategy, n, rng, f"the polygons of {features.name}", features
         )
@@ -202,7 +202,7 @@ class LabelPixels:
             labels = RasterSource(labels, 1, categorical=True)
         if nodata is not None:
             labels = RasterSource(labels.paths, labels.patch_size, bands=labels.bands, nodata=(), categorical=True)
-        self.name = _name(labels)
+        self.name = source_name(labels)
         self._missing = np.atleast_1d(() if nodata is None else nodata)
         if labels.count != 1:
             raise InputError(f"{self.name} has {labels.count} bands: labels are one, choose it with bands=.")
@@ -268,8 +268,8 @@ def from_labels(
         DataError: a file that can't be read.
     """
     classdraw.class_quotas({}, strategy, n)
-    rng = generator(_given(seed), _LABEL_STREAM)
-    area = patch_area(source.grid, source.patch_size, _name(source))
+    rng = generator(given_seed(seed), _LABEL_STREAM)
+    area = patch_area(source.grid, source.patch_size, source_name(source))
     with LabelPixels(labels, source.grid, nodata) as pixels:
         rows, cols, drawn = _from_pixels(pixels, area, strategy, n, rng, f"the labels of {pixels.name}")
     return Positions(*source.grid.xy(rows, cols), source.grid.crs, label=drawn)
@@ -334,11 +334,17 @@ def patch_area(grid: Grid, patch_size: int | Sequence[int], name: str) -> Window
     return Window(cols // 2, rows // 2, grid.width - cols + 1, grid.height - rows + 1)
 
 
-def _given(seed: int | None) -> int:
+def given_seed(seed: int | None) -> int:
+    """The seed.
+
+    Raises:
+        InputError: there is none.
+    """
     if seed is None:
         raise InputError("Sampling needs a seed, so that it can be repeated: give an integer.")
     return seed
 
 
-def _name(source: RasterSource) -> str:
+def source_name(source: RasterSource) -> str:
+    """What to call a source in a message: its files."""
     return ", ".join(map(str, source.paths))

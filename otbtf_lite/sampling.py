@@ -18,7 +18,16 @@ from otbtf_lite.balance import balanced
 from otbtf_lite.classdraw import CLASS_STRATEGIES, ClassStrategy, Quota, class_quotas, tiles
 from otbtf_lite.errors import InputError
 from otbtf_lite.grid import Grid, Positions, Window, rows_cols
-from otbtf_lite.labelled import ClassStatistics, class_statistics, from_labels, from_vector, groups_of, patch_area
+from otbtf_lite.labelled import (
+    ClassStatistics,
+    class_statistics,
+    from_labels,
+    from_vector,
+    given_seed,
+    groups_of,
+    patch_area,
+    source_name,
+)
 from otbtf_lite.lookup import Lookup
 from otbtf_lite.raster import RasterSource
 from otbtf_lite.selection import REASONS, Reason, Rejections, select
@@ -77,12 +86,12 @@ def on_grid(
     if edges not in ("drop", "shift"):
         raise InputError(f'edges must be "drop" or "shift", got {edges!r}.')
     rows, cols = _patch_size(source, patch_size)
-    patch_area(source.grid, (rows, cols), _name(source))
+    patch_area(source.grid, (rows, cols), source_name(source))
     windows = list(source.grid.tiles((rows, cols), stride, offset=offset, edges=edges))
     if not windows:
         raise InputError(
             f"No patch of {rows} x {cols} pixels (rows x cols) starts at or behind the offset {offset!r} in "
-            f"{_name(source)}, which has {source.grid.height} x {source.grid.width}."
+            f"{source_name(source)}, which has {source.grid.height} x {source.grid.width}."
         )
     starts = np.array([(window.row_off, window.col_off) for window in windows])
     return _positions(source.grid, starts[:, 0] + rows // 2, starts[:, 1] + cols // 2)
@@ -117,9 +126,9 @@ def at_random(
         raise InputError(f"n must be an integer, at least 1, got {n!r}.")
     if min_distance is not None and not (math.isfinite(min_distance) and min_distance > 0):
         raise InputError(f"min_distance must be a positive number of map units or None, got {min_distance!r}.")
-    rng = generator(_given(seed), _RANDOM_STREAM)
+    rng = generator(given_seed(seed), _RANDOM_STREAM)
     rows, cols = _patch_size(source, patch_size)
-    area = patch_area(source.grid, (rows, cols), _name(source))
+    area = patch_area(source.grid, (rows, cols), source_name(source))
     if mask is None:
         available, draw = area.width * area.height, _all_of(area)
     else:
@@ -127,22 +136,12 @@ def at_random(
         available, draw = _allowed_of(area, source.grid, raster)
     if n > available:
         raise InputError(
-            f"{n} positions are wanted, but only {available} pixels of {_name(source)} are allowed: those whose patch "
+            f"{n} positions are wanted, but only {available} pixels of {source_name(source)} are allowed: those whose patch "
             f"of {rows} x {cols} pixels (rows x cols) lies inside{'' if mask is None else ' and that the mask allows'}."
         )
     if min_distance is None:
         return _positions(source.grid, *draw(rng.choice(available, n, replace=False)))
     return _spread(source.grid, draw, available, int(n), min_distance, rng)
-
-
-def _given(seed: int | None) -> int:
-    if seed is None:
-        raise InputError("Sampling needs a seed, so that it can be repeated: give an integer.")
-    return seed
-
-
-def _name(source: RasterSource) -> str:
-    return ", ".join(map(str, source.paths))
 
 
 def _patch_size(source: RasterSource, patch_size: int | Sequence[int] | None) -> tuple[int, int]:

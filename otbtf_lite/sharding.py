@@ -139,10 +139,7 @@ def check_workers(n_workers: int) -> int:
     Raises:
         InputError: it is no integer of at least 1.
     """
-    if isinstance(n_workers, bool) or not isinstance(n_workers, int | np.integer) or n_workers < 1:
-        msg = f"n_workers must be an integer of at least 1, got {n_workers!r}."
-        raise InputError(msg)
-    return int(n_workers)
+    return _at_least_one(n_workers, "n_workers")
 
 
 def trim(counts: Sequence[int], n_workers: int) -> WorkerTrim:
@@ -192,7 +189,11 @@ def check_batch_size(batch_size: int) -> int:
     Raises:
         InputError: it is no integer of at least 1.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        msg = f"batch_size must be an integer of at least 1, got {batch_size!r}."
+    return _at_least_one(batch_size, "batch_size")
+
+
+def _at_least_one(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        msg = f"{name} must be an integer of at least 1, got {value!r}."
         raise InputError(msg)
-    return int(batch_size)
+    return int(value)
