@@ -137,7 +137,8 @@ def at_random(
     if n > available:
         raise InputError(
             f"{n} positions are wanted, but only {available} pixels of {source_name(source)} are allowed: those whose "
-            f"patch of {rows} x {cols} pixels (rows x cols) lies inside{'' if mask is None else ' and that the mask allows'}."
+            f"patch of {rows} x {cols} pixels (rows x cols) lies inside"
+            f"{'' if mask is None else ' and that the mask allows'}."
         )
     if min_distance is None:
         return _positions(source.grid, *draw(rng.choice(available, n, replace=False)))
